@@ -1,0 +1,33 @@
+# make tune: tune the example study here; make test: everything the tests need, then the tests.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STUDY ?= studies/qwen3.5-122b-a10b-tp4.toml
+
+.PHONY: tune test lint clean
+tune: $(VENV)/.installed
+	$(BIN)/moeopt tune $(STUDY)
+
+test: $(VENV)/.installed-test lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+# Without an NVIDIA driver torch comes from the constraints file: others pull gigabytes of CUDA libraries.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt) -e .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt) -e ".[test,dashboard,plots,postgres]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache

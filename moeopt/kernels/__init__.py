@@ -1,0 +1,1 @@
+"""What can be tuned: our own Triton kernel and the engines' kernels."""

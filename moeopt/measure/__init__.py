@@ -1,0 +1,1 @@
+"""Where times come from: GPUs, recordings, fakes."""

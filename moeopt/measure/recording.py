@@ -1,0 +1,248 @@
+"""Recordings: measured landscapes in a file, and a device that replays one.
+
+Format ``moe-landscape/1``: gzipped JSON lines. Line 1 is the header (shape, gpu, kernel, versions,
+timing, space, complete). Every other line is one config with status ``ok``, ``out_of_resources``
+or ``compile_error``, and for each role its resources and microseconds per batch size and replay.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from moeopt.errors import MoeoptError, RecordingError
+from moeopt.gpu import GpuSpec
+from moeopt.kernels.defaults import engine_default
+from moeopt.measure.base import (
+    Cell,
+    Device,
+    DeviceInfo,
+    Failure,
+    Job,
+    Measurement,
+    Race,
+    Resources,
+    never_stop,
+)
+from moeopt.shape import ROLES, MoEShape, Role
+from moeopt.space import LaunchConfig
+
+FORMAT: Final = "moe-landscape/1"
+
+
+@dataclass(frozen=True)
+class RecordedRole:
+    """One role of one config.
+
+    Attributes:
+        resources: What the compiler said.
+        relative_error: Against the reference.
+        us: Per batch size, microseconds per launch of each replay.
+    """
+
+    resources: Resources
+    relative_error: float | None
+    us: Mapping[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """One line of a recording."""
+
+    config: LaunchConfig
+    status: str
+    error: str | None
+    roles: Mapping[Role, RecordedRole]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A landscape read from a file.
+
+    Attributes:
+        path: Where it was read.
+        header: Its first line.
+        rows: Every config.
+    """
+
+    path: Path
+    header: Mapping[str, Any]
+    rows: Mapping[LaunchConfig, RecordedConfig]
+
+    @cached_property
+    def shape(self) -> MoEShape:
+        """The layer it was measured for."""
+        return MoEShape.from_dict(self.header["shape"])
+
+    @cached_property
+    def gpu(self) -> GpuSpec:
+        """The GPU it was measured on."""
+        return GpuSpec.from_dict(self.header["gpu"])
+
+    @cached_property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch sizes that every timed config was timed for, ascending."""
+        common: set[int] | None = None
+        for row in self.rows.values():
+            for role in row.roles.values():
+                common = set(role.us) if common is None else common & set(role.us)
+        return tuple(sorted(common or ()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recording:
+        """Reads a recording.
+
+        Raises:
+            RecordingError: Not a recording, truncated, or a line that cannot be used.
+        """
+        path = Path(path)
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            raise RecordingError(f"{path}: no such file; give the path of a recording") from None
+        except EOFError:
+            raise RecordingError(f"{path}: truncated; copy or record it again") from None
+        except (OSError, zlib.error, UnicodeDecodeError) as error:
+            raise RecordingError(f"{path}: not a recording ({error}); expected gzipped JSON lines, {FORMAT}") from None
+        if not lines:
+            raise RecordingError(f"{path}: empty; expected gzipped JSON lines, {FORMAT}")
+        header = _json(path, 1, lines[0])
+        if header.get("format") != FORMAT:
+            raise RecordingError(f"{path}: not a recording of format {FORMAT} (its format is {header.get('format')!r})")
+        for key in ("shape", "gpu", "kernel", "versions"):
+            if key not in header:
+                raise RecordingError(f"{path}: the header has no {key!r}; record it again")
+        rows = {}
+        for number, line in enumerate(lines[1:], start=2):
+            row = _row(path, number, _json(path, number, line))
+            rows[row.config] = row
+        if not rows:
+            raise RecordingError(f"{path}: holds no configs; record it again")
+        recording = cls(path=path, header=header, rows=rows)
+        try:
+            recording.shape, recording.gpu  # noqa: B018  (checks both)
+        except MoeoptError as error:
+            raise RecordingError(f"{path}: {error}") from None
+        return recording
+
+
+def _json(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        raise RecordingError(f"{path}: line {number} is not JSON (truncated?); copy or record it again") from None
+    if not isinstance(value, dict):
+        raise RecordingError(f"{path}: line {number} is not a JSON object; not a recording")
+    return value
+
+
+def _row(path: Path, number: int, data: Mapping[str, Any]) -> RecordedConfig:
+    try:
+        roles: dict[Role, RecordedRole] = {}
+        for role in ROLES:
+            if role in data:
+                part = data[role]
+                roles[role] = RecordedRole(
+                    resources=Resources(
+                        registers=int(part["registers"]),
+                        spills=int(part["spills"]),
+                        shared_bytes=int(part["shared_bytes"]),
+                        compile_s=float(data.get("compile_s") or 0.0),
+                    ),
+                    relative_error=part.get("relative_error"),
+                    us={int(m): tuple(float(v) for v in us) for m, us in part.get("us", {}).items()},
+                )
+        return RecordedConfig(
+            config=LaunchConfig.from_dict(data["config"]),
+            status=str(data["status"]),
+            error=data.get("error"),
+            roles=roles,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordingError(f"{path}: line {number} cannot be used ({error!r}); record it again") from None
+
+
+class RecordedDevice(Device):
+    """Replays a recording: the same loop as on a GPU, without one."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.shape = recording.shape
+        self.gpu = recording.gpu
+        header = recording.header
+        kernel, _, rest = str(header["kernel"]).partition(" ")
+        versions = header["versions"]
+        self.info = DeviceInfo(
+            source=(
+                f"replaying {recording.path.name}: times measured earlier on {self.gpu.name}, "
+                "nothing is measured on this machine"
+            ),
+            kernel=kernel,
+            kernel_version=rest.split(" ")[0] if rest else "",
+            kernel_hash=str(header.get("kernel_hash", "")),
+            triton=str(versions.get("triton", "")),
+            torch=str(versions.get("torch", "")),
+            driver=str(versions.get("driver", "")),
+            routing=str(header.get("routing", "uniform")),
+            recorded=True,
+        )
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return self.recording.batch_sizes
+
+    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
+        """Those that the recording holds and that fit the GPU.
+
+        A config that did not compile stays in: on a GPU, too, that shows only when it is tried.
+        """
+        rows = self.recording.rows
+        return [c for c in configs if c in rows and rows[c].status != "out_of_resources"]
+
+    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
+        engine = self.info.kernel if self.info.kernel == "vllm" else "sglang"
+        return engine_default(engine, self.shape, batch_size, self.gpu)
+
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Iterator[Measurement]:
+        for job in jobs:
+            yield self._measure(job, race)
+
+    def _measure(self, job: Job, race: Race) -> Measurement:
+        row = self.recording.rows.get(job.config)
+        if row is None:
+            return Measurement(job, "failed", failure=Failure("constraints", "not in the recording"))
+        if row.status != "ok":
+            reason = "constraints" if row.status == "out_of_resources" else "compile"
+            return Measurement(job, "failed", failure=Failure(reason, row.error or row.status))
+        cell = job.cell
+        per_role = [row.roles[role].us[cell.batch_size] for role in cell.roles]
+        resources = {role: row.roles[role].resources for role in cell.roles}
+        errors = [row.roles[role].relative_error for role in cell.roles]
+        rounds: list[float] = []
+        status = "ok"
+        for values in zip(*per_role, strict=False):
+            rounds.append(sum(values))
+            if race(job, rounds):
+                status = "raced_out"
+                break
+        return Measurement(
+            job,
+            "raced_out" if status == "raced_out" else "ok",
+            us=tuple(rounds),
+            relative_error=max((e for e in errors if e is not None), default=None),
+            resources=resources,
+        )
+
+    def roofline_us(self, cell: Cell) -> float | None:
+        rooflines = self.recording.header.get("roofline_us", {})
+        try:
+            return float(sum(rooflines[role][str(cell.batch_size)] for role in cell.roles))
+        except KeyError:
+            return None

@@ -1,0 +1,38 @@
+"""What a launch config needs of a GPU, computed without compiling."""
+
+from __future__ import annotations
+
+from moeopt.gpu import GpuSpec
+from moeopt.shape import DTYPES, MoEShape, Role
+from moeopt.space import LaunchConfig
+
+
+def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int:
+    """Bytes of shared memory of one program: the pipeline's buffers of A and B tiles.
+
+    Triton keeps ``num_stages - 1`` buffers where the tensor cores read registers (mma), and
+    ``num_stages`` where they read shared memory (wgmma, on compute capability 9 from 64 rows on).
+    """
+    spec = DTYPES[shape.dtype]
+    bits = config.block_size_m * spec.activation_bits + config.block_size_n * spec.weight_bits
+    wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64
+    buffers = config.num_stages if wgmma else config.num_stages - 1
+    return buffers * bits * config.block_size_k // 8
+
+
+def illegal_reason(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
+    """Why the config cannot run on the GPU, in one line, or None.
+
+    Covers shared memory, threads and registers of any Triton kernel of this design; a kernel's own
+    rules come on top (``MoEKernel.illegal_reason``).
+    """
+    if shape.block_shape and config.block_size_k > shape.block_shape[1]:
+        return f"BLOCK_SIZE_K {config.block_size_k} is over block_k {shape.block_shape[1]}: one scale per step is read"
+    need = shared_bytes(config, shape, role, gpu)
+    if need > gpu.shared_memory_per_block_optin:
+        return f"needs {need:,} bytes of shared memory, {gpu.name} has {gpu.shared_memory_per_block_optin:,} per block"
+    if config.num_warps > gpu.warps_per_multiprocessor or config.num_warps > 32:
+        return f"needs {config.num_warps} warps, {gpu.name} runs {min(32, gpu.warps_per_multiprocessor)} per block"
+    if config.maxnreg and config.maxnreg * config.num_warps * 32 > gpu.registers_per_multiprocessor:
+        return f"needs {config.maxnreg * config.num_warps * 32:,} registers of {gpu.registers_per_multiprocessor:,}"
+    return None

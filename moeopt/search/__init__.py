@@ -1,0 +1,1 @@
+"""How launch configs are picked."""

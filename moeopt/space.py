@@ -1,0 +1,219 @@
+"""Launch configs and the spaces that they are picked from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from moeopt.errors import InvalidInputError
+from moeopt.shape import MoEShape
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+# Key in an engine's config file -> field of LaunchConfig, in the order the engines write them.
+CONFIG_KEYS: Final[Mapping[str, str]] = {
+    "BLOCK_SIZE_M": "block_size_m",
+    "BLOCK_SIZE_N": "block_size_n",
+    "BLOCK_SIZE_K": "block_size_k",
+    "GROUP_SIZE_M": "group_size_m",
+    "num_warps": "num_warps",
+    "num_stages": "num_stages",
+    "maxnreg": "maxnreg",
+    "USE_TMA": "use_tma",
+}
+REQUIRED_KEYS: Final = tuple(CONFIG_KEYS)[:6]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class LaunchConfig:
+    """How one launch of the kernel is cut into programs, and how Triton compiles it.
+
+    Attributes:
+        block_size_m: Rows (token-expert pairs) of one output tile.
+        block_size_n: Columns of one output tile.
+        block_size_k: Reduction elements loaded per loop step.
+        group_size_m: Tiles along M that are launched together for L2 reuse.
+        num_warps: Warps per program.
+        num_stages: Depth of the software pipeline.
+        maxnreg: Most registers per thread, or 0 for no limit.
+        use_tma: Whether weights are loaded through the tensor memory accelerator.
+    """
+
+    block_size_m: int
+    block_size_n: int
+    block_size_k: int
+    group_size_m: int
+    num_warps: int
+    num_stages: int
+    maxnreg: int = 0
+    use_tma: bool = False
+
+    def to_dict(self) -> dict[str, int | bool]:
+        """The entry of an engine's config file: the six keys, the others only where set."""
+        out: dict[str, int | bool] = {key: getattr(self, CONFIG_KEYS[key]) for key in REQUIRED_KEYS}
+        if self.maxnreg:
+            out["maxnreg"] = self.maxnreg
+        if self.use_tma:
+            out["USE_TMA"] = True
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LaunchConfig:
+        """The inverse of :meth:`to_dict`; ``SPLIT_K: 1`` is accepted and dropped.
+
+        Raises:
+            InvalidInputError: A key is missing or unknown, or a value is not a positive whole number.
+        """
+        values = {k: v for k, v in data.items() if not (k == "SPLIT_K" and v == 1)}
+        for key in REQUIRED_KEYS:
+            if key not in values:
+                raise InvalidInputError(f"launch config key {key!r} is missing in {dict(data)!r}")
+        for key, value in values.items():
+            if key not in CONFIG_KEYS:
+                raise InvalidInputError(f"launch config key {key!r} is unknown: the keys are {', '.join(CONFIG_KEYS)}")
+            if key == "USE_TMA":
+                if not isinstance(value, bool):
+                    raise InvalidInputError(f"launch config USE_TMA is {value!r}: give true or false")
+            elif isinstance(value, bool) or not isinstance(value, int) or value < (0 if key == "maxnreg" else 1):
+                raise InvalidInputError(f"launch config {key} is {value!r}: give a whole number of at least 1")
+        return cls(**{CONFIG_KEYS[k]: v for k, v in values.items()})
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.block_size_m}x{self.block_size_n}x{self.block_size_k} G{self.group_size_m} "
+            f"w{self.num_warps} s{self.num_stages}"
+        )
+        if self.maxnreg:
+            text += f" r{self.maxnreg}"
+        return text + (" tma" if self.use_tma else "")
+
+
+_GRID: Final[Mapping[str, tuple[int, ...]]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (32, 64, 128, 256),
+    "BLOCK_SIZE_K": (64, 128, 256),
+    "GROUP_SIZE_M": (1, 16, 32, 64),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4, 5),
+}
+_WIDE: Final[Mapping[str, tuple[int, ...]]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128, 256),
+    "GROUP_SIZE_M": (1, 2, 4, 8, 16, 32, 64),
+    "num_warps": (2, 4, 8),
+    "num_stages": (2, 3, 4, 5, 6, 7, 8),
+    "maxnreg": (0, 96, 128, 168),
+}
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The launch configs that may be tried, before a GPU's limits are looked at.
+
+    Attributes:
+        name: ``grid``, ``wide`` or a name of the user's.
+        values: For each key of an engine's config entry, the values that may be tried, ascending.
+    """
+
+    name: str
+    values: Mapping[str, tuple[Any, ...]]
+
+    def __post_init__(self) -> None:
+        for key in REQUIRED_KEYS:
+            if not self.values.get(key):
+                raise InvalidInputError(f"search space {self.name!r} has no values for {key}")
+        for key, values in self.values.items():
+            if key not in CONFIG_KEYS:
+                raise InvalidInputError(f"search space key {key!r} is unknown: the keys are {', '.join(CONFIG_KEYS)}")
+            if len(set(values)) != len(values):
+                raise InvalidInputError(f"search space values of {key} repeat: {list(values)!r}")
+
+    @classmethod
+    def grid(cls, shape: MoEShape) -> SearchSpace:
+        """The grid that the published scripts walk: 1,920 configs, 1,280 for block_k 128."""
+        return cls("grid", _without_bad_block_k(_GRID, shape))
+
+    @classmethod
+    def wide(cls, shape: MoEShape, *, tma: bool = False) -> SearchSpace:
+        """More values per parameter, all of which the engines accept in their files.
+
+        Args:
+            shape: The layer.
+            tma: Whether the kernel can load weights through TMA (SGLang's down file).
+        """
+        values = dict(_without_bad_block_k(_WIDE, shape))
+        if tma:
+            values["USE_TMA"] = (False, True)
+        return cls("wide", values)
+
+    @classmethod
+    def named(cls, name: str, shape: MoEShape, *, tma: bool = False) -> SearchSpace:
+        """``grid`` or ``wide``.
+
+        Raises:
+            InvalidInputError: Another name was given.
+        """
+        if name == "grid":
+            return cls.grid(shape)
+        if name == "wide":
+            return cls.wide(shape, tma=tma)
+        raise InvalidInputError(f"search space {name!r} is unknown: give 'grid' or 'wide'")
+
+    def __len__(self) -> int:
+        size = 1
+        for values in self.values.values():
+            size *= len(values)
+        return size
+
+    def configs(self) -> tuple[LaunchConfig, ...]:
+        """All configs, in a fixed order."""
+        keys = [CONFIG_KEYS[key] for key in self.values]
+        return tuple(
+            LaunchConfig(**dict(zip(keys, combo, strict=True))) for combo in itertools.product(*self.values.values())
+        )
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """The space as Optuna distributions, one categorical per key that has a choice."""
+        from optuna.distributions import CategoricalDistribution
+
+        return {key: CategoricalDistribution(values) for key, values in self.values.items()}
+
+    def params(self, config: LaunchConfig) -> dict[str, Any]:
+        """The config as Optuna parameters of :meth:`distributions`."""
+        return {key: getattr(config, CONFIG_KEYS[key]) for key in self.values}
+
+    def config(self, params: Mapping[str, Any]) -> LaunchConfig:
+        """Optuna parameters as a config."""
+        return LaunchConfig(**{CONFIG_KEYS[key]: params[key] for key in self.values})
+
+    def contains(self, config: LaunchConfig) -> bool:
+        """Whether the config is one of the space's."""
+        return all(
+            getattr(config, field) in self.values.get(key, (_UNSET[field],) if field in _UNSET else ())
+            for key, field in CONFIG_KEYS.items()
+        )
+
+
+_UNSET: Final[Mapping[str, Any]] = {"maxnreg": 0, "use_tma": False}
+
+
+def _without_bad_block_k(values: Mapping[str, tuple[int, ...]], shape: MoEShape) -> dict[str, tuple[int, ...]]:
+    """Drops BLOCK_SIZE_K values that straddle two scales.
+
+    With block-wise scales SGLang's kernel reads one scale per loop step, so a BLOCK_SIZE_K over
+    block_k gives wrong numbers, and one that does not divide block_k straddles two.
+    """
+    out = dict(values)
+    limit = shape.block_shape[1] if shape.block_shape else None
+    if limit is not None:
+        out["BLOCK_SIZE_K"] = tuple(bk for bk in values["BLOCK_SIZE_K"] if limit % bk == 0)
+        if not out["BLOCK_SIZE_K"]:
+            raise InvalidInputError(
+                f"block_shape {list(shape.block_shape or ())} leaves no BLOCK_SIZE_K: block_k must be a multiple of "
+                f"{min(values['BLOCK_SIZE_K'])}"
+            )
+    return out
