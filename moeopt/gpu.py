@@ -141,12 +141,13 @@ def _key(name: str) -> str:
 
 def _table() -> dict[str, GpuSpec]:
     kib, mib, gib = 1024, 1024**2, 1024**3
+    pro = "NVIDIA RTX PRO 6000 Blackwell"
     # name, capability, SMs, KiB shared per block and per SM, warps per SM, MiB L2, GiB, GB/s,
     # dense TFLOP/s of bf16 and fp8, TOP/s of int8 (vendor's data sheets; unified memory last).
     rows: list[tuple[Any, ...]] = [
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1597, 462, 925, 925),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 504, 1007, 1007),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 438, 877, 877),
+        (f"{pro} Server Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1597, 462, 925, 925),
+        (f"{pro} Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 504, 1007, 1007),
+        (f"{pro} Max-Q Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 438, 877, 877),
         ("NVIDIA GeForce RTX 5090", (12, 0), 170, 99, 100, 48, 96, 32, 1792, 210, 419, 838),
         ("NVIDIA GB10", (12, 1), 48, 99, 100, 48, 24, 128, 273, 62, 125, 125, True),
         ("NVIDIA B200", (10, 0), 148, 227, 228, 64, 126, 180, 7700, 2250, 4500, 4500),

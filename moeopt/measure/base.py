@@ -97,7 +97,7 @@ class Measurement:
     status: Status
     us: tuple[float, ...] = ()
     relative_error: float | None = None
-    resources: dict[str, Resources] = field(default_factory=dict)
+    resources: dict[Role, Resources] = field(default_factory=dict)
     failure: Failure | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -27,6 +27,7 @@ from moeopt.measure.base import (
     Job,
     Measurement,
     Race,
+    Reason,
     Resources,
     never_stop,
 )
@@ -219,7 +220,7 @@ class RecordedDevice(Device):
         if row is None:
             return Measurement(job, "failed", failure=Failure("constraints", "not in the recording"))
         if row.status != "ok":
-            reason = "constraints" if row.status == "out_of_resources" else "compile"
+            reason: Reason = "constraints" if row.status == "out_of_resources" else "compile"
             return Measurement(job, "failed", failure=Failure(reason, row.error or row.status))
         cell = job.cell
         per_role = [row.roles[role].us[cell.batch_size] for role in cell.roles]
