@@ -1,0 +1,310 @@
+"""Reads config files back and says, in one line a problem, what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from moeopt.errors import InvalidInputError, UnknownGpuError
+from moeopt.export.names import KNOWN_DTYPES, ConfigName, Engine, nearest_key, parse_version_directory
+from moeopt.gpu import GpuSpec
+from moeopt.resources import illegal_reason
+from moeopt.shape import MoEShape
+from moeopt.space import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+
+Severity = Literal["error", "warning", "note"]
+
+# Batch sizes up to here are looked at where two files are compared; chunks of prefill are seldom larger.
+LARGEST_BATCH: Final = 8192
+_ASKED_FOR: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+# What Triton takes where an entry does not say.
+_TRITON_DEFAULTS: Final = {"num_warps": 4, "num_stages": 3}
+_POWERS_OF_TWO: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
+_LAUNCH_OPTIONS: Final = frozenset({*REQUIRED_KEYS, "maxnreg", "num_ctas"})
+_KEYS: Final[Mapping[Engine, frozenset[str]]] = {
+    "sglang": _LAUNCH_OPTIONS | {"USE_TMA"},
+    "vllm": _LAUNCH_OPTIONS | {"SPLIT_K"},
+}
+_AMD_KEYS: Final = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
+# A name has no group_size; what a config needs of a GPU does not depend on it.
+_ANY_GROUP: Final = 128
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a file.
+
+    Attributes:
+        severity: ``error``: the engine fails, computes wrong numbers or never reads the file;
+            ``warning``: it runs something else or something slower than the file says; ``note``: worth knowing.
+        code: A short word for programs.
+        message: One line: what was found, what was expected, what to do.
+        path: The file.
+        batch_size: The entry, or None for the whole file.
+    """
+
+    severity: Severity
+    code: str
+    message: str
+    path: Path
+    batch_size: int | None = None
+
+    def __str__(self) -> str:
+        where = self.path.name if self.batch_size is None else f"{self.path.name}: batch size {self.batch_size}"
+        return f"{where}: {self.message}"
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """What a config file holds.
+
+    Attributes:
+        path: Where it is.
+        engine: Whose rules it was read by, or None where even the name does not tell.
+        name: What its name says, or None where no engine reads such a name.
+        entries: Batch size -> entry as it is in the file, in the order of the file; only entries that are objects.
+        triton_version: What vLLM's tuner noted in it, or None.
+        problems: What is wrong.
+    """
+
+    path: Path
+    engine: Engine | None
+    name: ConfigName | None
+    entries: Mapping[int, Mapping[str, Any]]
+    triton_version: str | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether an engine can read it and run all of its entries."""
+        return not any(p.severity == "error" for p in self.problems)
+
+    def configs(self) -> dict[int, LaunchConfig]:
+        """The entries as launch configs, in the order of the file; absent warps and stages are Triton's 4 and 3.
+
+        Raises:
+            InvalidInputError: An entry cannot be used.
+        """
+        return {m: to_config(entry) for m, entry in self.entries.items()}
+
+    def nearest(self, batch_size: int) -> Mapping[str, Any]:
+        """The entry that the engine uses for a batch size, as it is in the file."""
+        return self.entries[nearest_key(list(self.entries), batch_size)]
+
+
+def to_config(entry: Mapping[str, Any]) -> LaunchConfig:
+    """One entry as a launch config; ``num_ctas: 1`` says nothing and is dropped.
+
+    Raises:
+        InvalidInputError: A key or value cannot be used.
+    """
+    values = {k: v for k, v in entry.items() if not (k == "num_ctas" and v == 1)}
+    return LaunchConfig.from_dict({**_TRITON_DEFAULTS, **values})
+
+
+def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: GpuSpec | None = None) -> ConfigFile:
+    """Reads and checks one file.
+
+    Args:
+        path: The file.
+        engine: Whose file it is; None goes by the spelling of its name and by where it lies.
+        gpu: The GPU that its configs must run on; None takes the one of the file's name where that is known.
+
+    Raises:
+        InvalidInputError: The file is not there or cannot be read at all. What is wrong inside is in
+            ``problems``.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read ({error.strerror or error}): give a config file") from None
+    if engine is None and path.parent.name.startswith("triton_"):
+        engine = "sglang"
+    problems: list[Problem] = []
+
+    def add(severity: Severity, code: str, message: str, batch_size: int | None = None) -> None:
+        problems.append(Problem(severity, code, message, path, batch_size))
+
+    name: ConfigName | None = None
+    try:
+        name = ConfigName.parse(path.name, engine)
+        engine = name.engine
+        if name.dtype not in KNOWN_DTYPES[engine]:
+            known = ", ".join(sorted(d for d in KNOWN_DTYPES[engine] if d))
+            add("error", "name", f"{engine} never asks for dtype={name.dtype}: it knows {known}, and none for bf16")
+    except InvalidInputError as error:
+        add("error", "name", str(error))
+    if engine == "sglang" and parse_version_directory(path.parent.name) is None:
+        add("error", "place", f"it lies in {path.parent.name!r}: SGLang looks in configs/triton_X_Y_Z/ only")
+
+    data = _load(raw, add)
+    entries: dict[int, Mapping[str, Any]] = {}
+    noted_version: str | None = None
+    for key, value in data.items():
+        if key == "triton_version":
+            noted_version = str(value)
+            if engine == "sglang":
+                add("error", "triton_version", "key 'triton_version' makes SGLang raise ValueError: remove it")
+            continue
+        batch_size = _batch_size(key)
+        if batch_size is None:
+            add("error", "key", f"key {key!r} is no batch size: the loader raises; give whole numbers of at least 1")
+        elif not isinstance(value, dict):
+            add(
+                "error", "entry", f"is {json.dumps(value)[:60]}: give an object with BLOCK_SIZE_M and so on", batch_size
+            )
+        else:
+            entries[batch_size] = value
+    if data and not entries and not problems:
+        add("error", "empty", "holds no batch sizes: tune it again")
+    if gpu is None and name is not None:
+        gpu = _gpu_of(name)
+    shape = _shape_of(name) if name is not None else None
+    for batch_size, entry in entries.items():
+        for severity, code, message in check_entry(entry, engine, name, shape, gpu):
+            add(severity, code, message, batch_size)
+    if len(entries) == 1:
+        add(
+            "note", "one_key", f"has one batch size, {next(iter(entries))}: the engine uses it for every other one, too"
+        )
+    return ConfigFile(path, engine, name, entries, noted_version, tuple(problems))
+
+
+def check_entry(
+    entry: Mapping[str, Any],
+    engine: Engine | None,
+    name: ConfigName | None,
+    shape: MoEShape | None,
+    gpu: GpuSpec | None,
+) -> Iterator[tuple[Severity, str, str]]:
+    """What is wrong with one entry, as (severity, code, message)."""
+    allowed = _KEYS[engine] if engine else _KEYS["sglang"] | _KEYS["vllm"]
+    amd = name is not None and not name.device.startswith("NVIDIA")
+    for key in entry:
+        if key in _AMD_KEYS and not amd:
+            yield (
+                "error",
+                "unknown_key",
+                f"key {key!r} is for AMD GPUs: an NVIDIA GPU's launch fails; it is a wrong file",
+            )
+        elif key not in allowed and key not in _AMD_KEYS:
+            known = ", ".join(k for k in CONFIG_KEYS if k in allowed)
+            yield "error", "unknown_key", f"key {key!r} is unknown to {engine or 'both engines'}: it takes {known}"
+    bad = False
+    for key in _ASKED_FOR:
+        if key not in entry:
+            bad = True
+            yield "error", "missing_key", f"key {key!r} is missing: the launch fails; tune it again"
+    for key in entry:
+        value = entry[key]
+        if key in _KEYS["vllm"] or key in _ASKED_FOR:
+            least = 0 if key == "maxnreg" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                bad = True
+                yield "error", "value", f"{key} is {json.dumps(value)[:40]}: give a whole number of at least {least}"
+            elif key in _POWERS_OF_TWO and value & (value - 1):
+                bad = True
+                yield "error", "value", f"{key} is {value}: Triton takes powers of two only"
+        elif key == "USE_TMA" and not isinstance(value, bool):
+            yield "error", "value", f"USE_TMA is {json.dumps(value)[:40]}: give true or false"
+    if bad:
+        return
+    if entry.get("SPLIT_K", 1) != 1:
+        yield "warning", "split_k", f"SPLIT_K is {entry['SPLIT_K']}: vLLM runs 1"
+    if name is not None and name.block_shape:
+        block_k, value = name.block_shape[1], entry["BLOCK_SIZE_K"]
+        if engine == "vllm" and value > block_k:
+            yield "warning", "block_k", f"BLOCK_SIZE_K {value} is over block_k {block_k}: vLLM runs {block_k} instead"
+        elif value > block_k or block_k % value:
+            yield (
+                "error",
+                "block_k",
+                f"BLOCK_SIZE_K {value} does not divide block_k {block_k}: the numbers come out wrong",
+            )
+    if shape is not None and gpu is not None and not amd:
+        merged = {**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in CONFIG_KEYS}}
+        if isinstance(merged.get("USE_TMA", False), bool):
+            config = LaunchConfig.from_dict(merged)
+            reason = None
+            # A BLOCK_SIZE_K over block_k has its own line above.
+            if not (shape.block_shape and config.block_size_k > shape.block_shape[1]):
+                reason = illegal_reason(config, shape, "up", gpu)
+            if reason:
+                yield "error", "cannot_run", f"{config} {reason}: the launch fails; tune on this GPU"
+
+
+def check_pair(up: ConfigFile, down: ConfigFile) -> list[Problem]:
+    """Where SGLang would pair an up and a down config that differ in BLOCK_SIZE_M.
+
+    It then runs the down config with up's BLOCK_SIZE_M: something that nobody measured.
+    """
+    if not up.entries or not down.entries:
+        return []
+    clashes = [
+        m
+        for m in range(1, LARGEST_BATCH + 1)
+        if up.nearest(m).get("BLOCK_SIZE_M") != down.nearest(m).get("BLOCK_SIZE_M")
+    ]
+    if not clashes:
+        return []
+    first = clashes[0]
+    message = (
+        f"BLOCK_SIZE_M is {up.nearest(first).get('BLOCK_SIZE_M')} for up and "
+        f"{down.nearest(first).get('BLOCK_SIZE_M')} for down at M={first} ({len(clashes):,} of {LARGEST_BATCH:,} "
+        "batch sizes): SGLang runs down with up's value, which was not measured; export both together"
+    )
+    return [Problem("warning", "block_m", message, down.path, nearest_key(list(down.entries), first))]
+
+
+def _load(raw: bytes, add: Any) -> dict[str, Any]:
+    def pairs(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        seen = [key for key, _ in items]
+        for key in dict.fromkeys(k for k in seen if seen.count(k) > 1):
+            add("warning", "repeated", f"key {key!r} is there {seen.count(key)} times: the last one counts")
+        return dict(items)
+
+    try:
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        what = "is empty" if not raw.strip() else f"is not JSON ({str(error).splitlines()[0]})"
+        add("error", "json", f"{what}: copy or tune it again")
+        return {}
+    if not isinstance(data, dict) or not data:
+        add("error", "json", "holds no JSON object of batch sizes: copy or tune it again")
+        return {}
+    return data
+
+
+def _batch_size(key: str) -> int | None:
+    # What int() takes beyond plain digits ("1_000", " 64 ") is not worth being clever about.
+    if key.isascii() and key.isdigit() and len(key) < 10 and int(key) >= 1:
+        return int(key)
+    return None
+
+
+def _gpu_of(name: ConfigName) -> GpuSpec | None:
+    try:
+        return GpuSpec.by_name(name.device)
+    except UnknownGpuError:
+        return None
+
+
+def _shape_of(name: ConfigName) -> MoEShape | None:
+    """A shape with the dtype and block shape of the name: what a config needs of a GPU depends on no more."""
+    dtype = name.dtype or ("int8_w8a8" if name.block_shape else "bf16")
+    try:
+        return MoEShape(
+            num_experts=max(name.num_experts, 1),
+            top_k=1,
+            hidden_size=max(name.intermediate_size, 1),
+            intermediate_size=max(name.intermediate_size, 1),
+            dtype=dtype,
+            block_shape=name.block_shape,
+            group_size=_ANY_GROUP if dtype == "int4_w4a16" else None,
+        )
+    except InvalidInputError:
+        return None

@@ -1,0 +1,214 @@
+"""Writes and merges config files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moeopt.errors import ExportError, InvalidInputError
+from moeopt.export.names import ConfigName, Engine, check_engine, nearest_key, version_directory
+from moeopt.export.read import read_config_file
+from moeopt.shape import ROLES, MoEShape
+from moeopt.space import LaunchConfig
+
+logger = logging.getLogger(__name__)
+
+Entries = dict[int, dict[str, Any]]
+
+
+def export_configs(
+    engine: str,
+    directory: str | os.PathLike[str],
+    shape: MoEShape,
+    gpu_name: str,
+    triton_version: str,
+    up: Mapping[int, LaunchConfig],
+    down: Mapping[int, LaunchConfig] | None,
+    *,
+    replace: bool = False,
+) -> list[Path]:
+    """Writes the config files of one shape, or merges them into those that are there.
+
+    SGLang gets ``directory/configs/triton_X_Y_Z/`` (so ``directory`` is what SGLANG_MOE_CONFIG_DIR
+    names) with one file per role. In joint mode its down file is written, too: without one SGLang
+    warns, and takes an old down file of another Triton version if there is one. vLLM gets one file in
+    ``directory`` (what VLLM_TUNED_CONFIG_FOLDER names).
+
+    Every file is written to a temporary file beside it and moved into place, so a reader sees the old
+    one or the new one.
+
+    Args:
+        engine: ``sglang`` or ``vllm``.
+        directory: Made if it is not there.
+        shape: The layer as one GPU sees it.
+        gpu_name: As torch reports it.
+        triton_version: Of the server.
+        up: Batch size -> config of the up projection (of both in joint mode).
+        down: Batch size -> config of the down projection, None in joint mode.
+        replace: Write only these batch sizes and drop what is in the files. Otherwise other batch
+            sizes are kept.
+
+    Returns:
+        The written paths, up first.
+
+    Raises:
+        ExportError: The configs are not what the engine can use, an existing file is broken, or the
+            directory cannot be written.
+    """
+    engine = check_engine(engine)
+    try:
+        names = [ConfigName.of(engine, shape, gpu_name, role) for role in ROLES]
+    except InvalidInputError as error:
+        raise ExportError(str(error)) from None
+    new_up, new_down = _checked(engine, shape, up, down)
+    root = Path(directory)
+    target = root / "configs" / version_directory(triton_version) if engine == "sglang" else root
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with _locked(target):
+            return _write_pair(engine, target, names, triton_version, new_up, new_down, replace)
+    except OSError as error:
+        raise ExportError(
+            f"{target} cannot be written ({error.strerror or error}): give a directory you can write"
+        ) from None
+
+
+def _write_pair(
+    engine: Engine,
+    target: Path,
+    names: list[ConfigName],
+    triton_version: str,
+    up: Entries,
+    down: Entries,
+    replace: bool,
+) -> list[Path]:
+    paths = [target / str(name) for name in names]
+    old_up, extra = ({}, {}) if replace else _existing(paths[0], engine, triton_version)
+    if engine == "vllm":
+        write_atomically(paths[0], _text({**old_up, **up}, extra))
+        return paths[:1]
+    old_down, _ = ({}, {}) if replace else _existing(paths[1], engine, triton_version)
+    merged_up, merged_down = _merge_pair(old_up, old_down, up, down)
+    write_atomically(paths[1], _text(merged_down))
+    write_atomically(paths[0], _text(merged_up))
+    return paths
+
+
+def _merge_pair(old_up: Entries, old_down: Entries, up: Entries, down: Entries) -> tuple[Entries, Entries]:
+    """Both files with the same batch sizes; what is not new stays what SGLang used before.
+
+    The engine takes the nearest batch size in each file, so files with different batch sizes would
+    pair configs that do not belong together.
+    """
+    merged_up: Entries = {}
+    merged_down: Entries = {}
+    for m in {*old_up, *old_down, *up}:
+        if m in up or not old_up:
+            # A down file without an up file: the up projection ran the engine's default.
+            if m in up:
+                merged_up[m], merged_down[m] = up[m], down[m]
+            continue
+        merged_up[m] = dict(old_up[nearest_key(list(old_up), m)])
+        before = old_down[nearest_key(list(old_down), m)] if old_down else merged_up[m]
+        merged_down[m] = {**before, "BLOCK_SIZE_M": merged_up[m]["BLOCK_SIZE_M"]}
+    return merged_up, merged_down
+
+
+def _checked(
+    engine: Engine, shape: MoEShape, up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None
+) -> tuple[Entries, Entries]:
+    if not up:
+        raise ExportError("there are no tuned batch sizes to write: tune first, or give another storage or shape")
+    if down is not None and set(up) != set(down):
+        odd = sorted(set(up) ^ set(down))[0]
+        raise ExportError(f"batch size {odd} has a config for one role only: give both roles the same batch sizes")
+    pair = down if down is not None else up
+    for m in up:
+        if isinstance(m, bool) or not isinstance(m, int) or m < 1:
+            raise ExportError(f"batch size {m!r} cannot be written: give whole numbers of at least 1")
+        for config in (up[m], pair[m]):
+            if shape.block_shape and config.block_size_k > shape.block_shape[1]:
+                raise ExportError(
+                    f"batch size {m}: BLOCK_SIZE_K {config.block_size_k} is over block_k {shape.block_shape[1]}, "
+                    "which gives wrong numbers in SGLang and another config in vLLM: tune it again"
+                )
+            if engine == "vllm" and config.use_tma:
+                raise ExportError(f"batch size {m}: vLLM knows no USE_TMA: tune without it for vLLM")
+        if engine == "vllm" and up[m] != pair[m]:
+            raise ExportError(
+                f"batch size {m} has two configs ({up[m]} and {pair[m]}), and vLLM reads one for both roles: "
+                "tune with mode 'joint' for vLLM"
+            )
+        if up[m].block_size_m != pair[m].block_size_m:
+            raise ExportError(
+                f"batch size {m}: BLOCK_SIZE_M is {up[m].block_size_m} for up and {pair[m].block_size_m} for down, "
+                "and one alignment serves both: give both the same"
+            )
+    return {m: up[m].to_dict() for m in up}, {m: pair[m].to_dict() for m in pair}
+
+
+def _existing(path: Path, engine: Engine, triton_version: str) -> tuple[Entries, dict[str, Any]]:
+    if not path.exists():
+        return {}, {}
+    file = read_config_file(path, engine=engine)
+    broken = next((p for p in file.problems if p.severity == "error"), None)
+    if broken is not None:
+        raise ExportError(f"{path} is there and broken ({broken.message}): mend or move it, or replace it as a whole")
+    keep = {"triton_version": triton_version} if file.triton_version == triton_version else {}
+    return {m: dict(entry) for m, entry in file.entries.items()}, keep
+
+
+def _text(entries: Entries, extra: Mapping[str, Any] | None = None) -> str:
+    ordered = {**(extra or {}), **{str(m): entries[m] for m in sorted(entries)}}
+    return json.dumps(ordered, indent=4) + "\n"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes through a temporary file in the same directory; a crash leaves the old file.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_directory(path.parent)
+    logger.info("wrote %s", path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network file systems refuse to sync a directory; the file itself is synced
+        logger.debug("%s cannot be synced", directory)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps two exports into one directory from dropping each other's batch sizes."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # no locks on this file system: the last writer wins, as everywhere there
+            logger.debug("%s cannot be locked", directory)
+        yield
+    finally:
+        os.close(descriptor)
