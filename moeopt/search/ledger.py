@@ -1,0 +1,83 @@
+"""What has been measured so far in a tune, and what is the best of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from moeopt.measure.base import Cell, Measurement
+from moeopt.space import LaunchConfig
+
+
+class Ledger:
+    """All measurements of a tune, per cell. One per (cell, config): a fully timed one wins."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = tuple(cells)
+        self._rows: dict[Cell, dict[LaunchConfig, Measurement]] = {cell: {} for cell in self.cells}
+
+    def add(self, measurements: Iterable[Measurement]) -> None:
+        """Takes measurements in; those of cells that are not tuned are dropped."""
+        for m in measurements:
+            rows = self._rows.get(m.job.cell)
+            if rows is None:
+                continue
+            old = rows.get(m.job.config)
+            if old is None or (old.status != "ok" and m.status in ("ok", "raced_out")):
+                rows[m.job.config] = m
+
+    def rows(self, cell: Cell) -> Mapping[LaunchConfig, Measurement]:
+        """Everything known of a cell."""
+        return self._rows[cell]
+
+    def timed(self, cell: Cell) -> dict[LaunchConfig, float]:
+        """µs of every config that was timed, in full or until it was raced out, in a fixed order."""
+        return {c: m.median_us for c, m in sorted(self._rows[cell].items()) if m.us}
+
+    def full(self, cell: Cell) -> dict[LaunchConfig, Measurement]:
+        """The configs that were timed in full."""
+        return {c: m for c, m in sorted(self._rows[cell].items()) if m.status == "ok" and m.us}
+
+    def failed(self) -> set[LaunchConfig]:
+        """Configs that did not compile, ran over limits or gave wrong numbers, in any cell."""
+        return {c for rows in self._rows.values() for c, m in rows.items() if m.status in ("failed", "rejected")}
+
+    def tried(self) -> set[LaunchConfig]:
+        """Configs that were asked for in any cell: these have been compiled."""
+        return {c for rows in self._rows.values() for c in rows}
+
+    def incumbent(self, cell: Cell) -> Measurement | None:
+        """The fastest fully timed config of a cell."""
+        return min(self.full(cell).values(), key=_rank, default=None)
+
+    def best_per_block(self, cell: Cell) -> dict[int, Measurement]:
+        """For each BLOCK_SIZE_M, the fastest fully timed config of a cell."""
+        out: dict[int, Measurement] = {}
+        for config, m in self.full(cell).items():
+            old = out.get(config.block_size_m)
+            if old is None or _rank(m) < _rank(old):
+                out[config.block_size_m] = m
+        return out
+
+    def choose(self) -> dict[int, dict[str, Measurement]]:
+        """The result: per batch size, what to export.
+
+        Up and down share BLOCK_SIZE_M, because one alignment of tokens to experts serves both: of
+        every BLOCK_SIZE_M that both have been timed with, the one with the smallest sum. Where only
+        one role has been timed, that role stands alone; a batch size with nothing timed is left out.
+        """
+        out: dict[int, dict[str, Measurement]] = {}
+        for batch_size in sorted({cell.batch_size for cell in self.cells}):
+            best = {c.role: self.best_per_block(c) for c in self.cells if c.batch_size == batch_size}
+            best = {role: blocks for role, blocks in best.items() if blocks}
+            shared = set.intersection(*(set(blocks) for blocks in best.values())) if best else set()
+            if shared:
+                block = min(sorted(shared), key=lambda b: sum(blocks[b].median_us for blocks in best.values()))
+                out[batch_size] = {role: blocks[block] for role, blocks in best.items()}
+            elif best:  # no BLOCK_SIZE_M in common: up alone, as an engine without a file for down does
+                role = "up" if "up" in best else min(best)
+                out[batch_size] = {role: min(best[role].values(), key=_rank)}
+        return out
+
+
+def _rank(m: Measurement) -> tuple[float, LaunchConfig]:
+    return (m.median_us, m.job.config)

@@ -1,0 +1,215 @@
+"""Any Optuna sampler as a strategy, over an enumerated set of legal configs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from moeopt.measure.base import Cell, Job, Measurement
+from moeopt.pruners import RacingPruner
+from moeopt.search.strategy import SearchProblem, Strategy
+from moeopt.space import CONFIG_KEYS, LaunchConfig
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial, Trial
+
+_CONSTRAINTS: Final = "constraints"  # where Optuna keeps a trial's constraint values
+_GENERATIONS: Final = 6
+
+
+def failure_constraint(trial: FrozenTrial) -> tuple[float]:
+    """A ``constraints_func`` for Optuna samplers: over 0 for configs that do not compile or run.
+
+    Example:
+        >>> from optuna.samplers import TPESampler
+        >>> sampler = TPESampler(constraints_func=failure_constraint)
+    """
+    return (1.0 if "failure" in trial.user_attrs else 0.0,)
+
+
+class OptunaStrategy(Strategy):
+    """Runs one in-memory Optuna study per cell.
+
+    Every parameter is an index into its ascending values, so that samplers for numbers see the
+    order. A suggestion that is illegal or was asked before is moved to the nearest legal config not
+    asked yet; Optuna hears only of what was really tried.
+
+    Args:
+        problem: What to search.
+        sampler: Copied for every cell, and seeded with the problem's seed.
+        pruner: Ends the timing of a config.
+        batch: Configs per cell and generation; by default a sixth of the trials, since a generation
+            costs a wait for the compiler.
+    """
+
+    def __init__(
+        self, problem: SearchProblem, sampler: BaseSampler, pruner: BasePruner | None = None, batch: int | None = None
+    ) -> None:
+        super().__init__(problem)
+        self._pruner = pruner or RacingPruner()
+        self._batch = batch or max(1, round(problem.trials / _GENERATIONS))
+        self._lattice = _Lattice(problem)
+        # GPSampler learns from finished trials with a value alone.
+        self._failures_need_value = isinstance(sampler, optuna.samplers.GPSampler)
+        self._studies = {cell: self._make_study(sampler, cell) for cell in problem.cells}
+        self._running: dict[Job, Trial] = {}
+        self._told: set[Job] = set()
+        self._begun = False
+
+    def _make_study(self, sampler: BaseSampler, cell: Cell) -> optuna.Study:
+        own = copy.deepcopy(sampler)
+        _seed(own, self.problem.seed + 1009 * self.problem.cells.index(cell))
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            return optuna.create_study(direction="minimize", sampler=own, pruner=self._pruner)
+        finally:
+            optuna.logging.set_verbosity(before)
+
+    def ask(self) -> list[Job]:
+        self._finish_told()
+        jobs = [job for cell in self.problem.cells for job in self._ask_cell(cell)]
+        self._begun = True
+        return jobs
+
+    def _ask_cell(self, cell: Cell) -> list[Job]:
+        rows = self.ledger.rows(cell)
+        attempts_left = 2 * self.problem.trials - len(rows)  # failures are not timed, but must end too
+        count = min(self.left(cell), attempts_left)
+        taken = {self._lattice.index[c] for c in set(rows) | self.ledger.failed() if c in self._lattice.index}
+        first = (
+            [] if self._begun else self._first(cell, taken)[: min(count, max(self._batch, self.problem.trials // 3))]
+        )
+        if first:
+            return [self._open(cell, index, self._suggest(cell, index)) for index in first]
+        jobs: list[Job] = []
+        for _ in range(min(count, self._batch, len(self.problem.candidates) - len(taken))):
+            trial = self._suggest(cell)
+            index = self._lattice.nearest(trial.params, taken)
+            taken.add(index)
+            jobs.append(self._open(cell, index, trial))
+        return jobs
+
+    def _first(self, cell: Cell, taken: set[int]) -> list[int]:
+        """The default and the portfolio, as far as they are candidates and new."""
+        wanted = [*([self.problem.defaults[cell]] if cell in self.problem.defaults else []), *self.problem.portfolio]
+        indices = [self._lattice.index[config] for config in wanted if config in self._lattice.index]
+        return [index for index in dict.fromkeys(indices) if index not in taken]
+
+    def _suggest(self, cell: Cell, index: int | None = None) -> Trial:
+        """A running trial with the sampler's suggestion, or with the config of this index."""
+        study = self._studies[cell]
+        if index is not None:
+            study.enqueue_trial(self._lattice.params(index))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # experimental samplers, sampling that falls back to independent
+            return study.ask(self._lattice.distributions)
+
+    def _open(self, cell: Cell, index: int, trial: Trial) -> Job:
+        job = Job(cell, self.problem.candidates[index])
+        self._running[job] = trial
+        return job
+
+    def _finish_told(self) -> None:
+        """Adds what is known now to the studies, in the order of the jobs."""
+        for cell in self.problem.cells:
+            for config, m in sorted(self.ledger.rows(cell).items()):
+                job = Job(cell, config)
+                if job in self._told or config not in self._lattice.index:
+                    continue
+                self._told.add(job)
+                self._finish(m, self._running.pop(job, None))
+
+    def _finish(self, m: Measurement, trial: Trial | None) -> None:
+        study = self._studies[m.job.cell]
+        attrs: dict[str, Any] = {}
+        if trial is not None:
+            # The sampler's own notes (a generation's number) go on with what was really tried.
+            attrs = dict(study.get_trials(deepcopy=False)[trial.number].system_attrs)
+            attrs.pop("fixed_params", None)
+            # BruteForceSampler stops a study that it has walked through; ask() sees that itself.
+            with contextlib.suppress(RuntimeError):
+                study.tell(trial, state=TrialState.FAIL)
+        index = self._lattice.index[m.job.config]
+        failed = not m.us
+        state, value = (TrialState.PRUNED, None) if failed else (TrialState.COMPLETE, math.log(m.median_us))
+        if failed and self._failures_need_value:
+            done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if not done:
+                return
+            state, value = TrialState.COMPLETE, max(t.value for t in done if t.value is not None)
+        study.add_trial(
+            create_trial(
+                state=state,
+                value=value,
+                params=self._lattice.params(index),
+                distributions=self._lattice.distributions,
+                user_attrs={"failure": m.failure.reason if m.failure else "runtime"} if failed else {},
+                system_attrs={**attrs, _CONSTRAINTS: (1.0 if failed else 0.0,)},
+                intermediate_values=dict(enumerate(m.us)),
+            )
+        )
+
+    def race(self, job: Job, rounds: Sequence[float]) -> bool:
+        trial = self._running.get(job)
+        if trial is None:
+            return False
+        if isinstance(self._pruner, RacingPruner):
+            incumbent = self.ledger.incumbent(job.cell)
+            return incumbent is not None and self._pruner.lost(rounds, incumbent.us)
+        trial.report(rounds[-1], step=len(rounds) - 1)
+        return trial.should_prune()
+
+
+class _Lattice:
+    """The legal configs as points of a lattice of value indices."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self._keys = [key for key, values in problem.space.values.items() if len(values) > 1]
+        values = {key: sorted(problem.space.values[key]) for key in self._keys}
+        self.distributions: dict[str, BaseDistribution] = {
+            key: IntDistribution(0, len(values[key]) - 1) for key in self._keys
+        }
+        place = {key: {v: i for i, v in enumerate(values[key])} for key in self._keys}
+        self._points: NDArray[np.int64] = np.array(
+            [[place[key][getattr(c, CONFIG_KEYS[key])] for key in self._keys] for c in problem.candidates]
+        ).reshape(len(problem.candidates), len(self._keys))
+        self._scaled = self._points / np.array([len(values[key]) - 1 for key in self._keys])
+        self._span = np.array([len(values[key]) - 1 for key in self._keys])
+        self.index: dict[LaunchConfig, int] = {c: i for i, c in enumerate(problem.candidates)}
+
+    def params(self, index: int) -> dict[str, int]:
+        return {key: int(v) for key, v in zip(self._keys, self._points[index], strict=True)}
+
+    def nearest(self, params: dict[str, Any], taken: set[int]) -> int:
+        """The nearest config not taken; the first of the list where several are as near."""
+        point = np.array([params[key] for key in self._keys]) / self._span
+        distance = np.abs(self._scaled - point).sum(axis=1)
+        if taken:
+            distance[np.fromiter(sorted(taken), dtype=np.int64)] = np.inf
+        return int(np.argmin(distance))
+
+
+def _seed(sampler: Any, seed: int) -> None:
+    """Seeds every random state of a sampler and of the samplers inside it.
+
+    Optuna's ``reseed_rng`` draws a seed from the operating system, which would make a resumed run
+    differ; its samplers keep their states in attributes that have an ``rng``.
+    """
+    for value in vars(sampler).values():
+        if isinstance(getattr(value, "rng", None), np.random.RandomState):
+            value.rng.seed(seed % 2**32)
+        elif isinstance(value, optuna.samplers.BaseSampler):
+            _seed(value, seed)

@@ -1,0 +1,122 @@
+"""What a search is: asked for jobs in generations, told their measurements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from moeopt.errors import InvalidInputError
+from moeopt.gpu import GpuSpec
+from moeopt.measure.base import Cell, Job, Measurement
+from moeopt.search.ledger import Ledger
+from moeopt.shape import MoEShape
+from moeopt.space import LaunchConfig, SearchSpace
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+    from moeopt.search.landscape import Landscape
+
+
+@dataclass(frozen=True)
+class SearchProblem:
+    """All that a strategy may know at the start.
+
+    Attributes:
+        shape: The layer.
+        gpu: Where it runs.
+        space: What ``candidates`` were enumerated from.
+        mode: ``split``: a config for each role, with a shared BLOCK_SIZE_M; ``joint``: one for both.
+        cells: What gets a config each.
+        candidates: The legal configs, none twice.
+        trials: Launch configs that may be timed per cell, those of ``known`` included.
+        seed: Of all random choices.
+        known: Measurements from an earlier run.
+        portfolio: Tried first, best first; what is not among the candidates is passed over.
+        roofline_us: µs below which no kernel can go, for the cells where that is known.
+        defaults: What an engine uses where it finds no file; timed first where it is a candidate.
+        landscapes: Recordings of other shapes, as a prior (see :mod:`moeopt.search.landscape`).
+    """
+
+    shape: MoEShape
+    gpu: GpuSpec
+    space: SearchSpace
+    mode: Literal["split", "joint"]
+    cells: tuple[Cell, ...]
+    candidates: tuple[LaunchConfig, ...]
+    trials: int
+    seed: int = 0
+    known: Mapping[Cell, Sequence[Measurement]] = field(default_factory=dict)
+    portfolio: Sequence[LaunchConfig] = ()
+    roofline_us: Mapping[Cell, float] = field(default_factory=dict)
+    defaults: Mapping[Cell, LaunchConfig] = field(default_factory=dict)
+    landscapes: Sequence[Landscape] = ()
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise InvalidInputError(f"trials is {self.trials!r}: give a whole number of at least 1")
+        if not self.cells or not self.candidates:
+            what = "batch sizes" if not self.cells else "legal launch configs"
+            raise InvalidInputError(f"there are no {what} to search: give at least one")
+
+
+class Strategy(ABC):
+    """Picks what to time next.
+
+    The tuner calls :meth:`ask`, times all jobs, calls :meth:`tell` (once, or as each is done: the
+    order does not matter to the next :meth:`ask`), and begins again until :meth:`ask` gives nothing.
+    What is asked is a function of the problem and of what has been told, never of time.
+    """
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self.problem = problem
+        self.ledger = Ledger(problem.cells)
+        for cell in problem.cells:
+            self.ledger.add(problem.known.get(cell, ()))
+
+    @abstractmethod
+    def ask(self) -> list[Job]:
+        """The next generation of jobs; an empty list says that the search is over."""
+
+    def tell(self, measurements: Sequence[Measurement]) -> None:
+        """Takes the answers in."""
+        self.ledger.add(measurements)
+
+    @abstractmethod
+    def race(self, job: Job, rounds: Sequence[float]) -> bool:
+        """Whether to stop timing this job, given its rounds so far (µs)."""
+
+    def choose(self) -> dict[int, dict[str, Measurement]]:
+        """Per batch size and role (``up`` and ``down``, or ``joint``) the best found so far.
+
+        In split mode the sum of both roles is smallest, with a shared BLOCK_SIZE_M. May be called at
+        any time; a batch size of which nothing has been timed in full is missing.
+        """
+        return self.ledger.choose()
+
+    def left(self, cell: Cell) -> int:
+        """Launch configs that may still be timed in a cell."""
+        return max(0, self.problem.trials - sum(1 for m in self.ledger.rows(cell).values() if m.us))
+
+
+def make_strategy(
+    problem: SearchProblem, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
+) -> Strategy:
+    """The strategy of a tune.
+
+    Args:
+        problem: What to search.
+        sampler: Any Optuna sampler, or None for moeopt's own.
+        pruner: Any Optuna pruner, or None for :class:`moeopt.pruners.RacingPruner`.
+    """
+    from moeopt.pruners import RacingPruner
+    from moeopt.search.optuna_strategy import OptunaStrategy
+
+    if sampler is None:
+        from optuna.samplers import TPESampler
+
+        sampler = TPESampler(multivariate=True, seed=problem.seed)
+    return OptunaStrategy(problem, sampler, pruner or RacingPruner())
