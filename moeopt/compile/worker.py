@@ -1,0 +1,138 @@
+"""What runs in a compile process.
+
+It imports what the kernel needs and never touches a GPU: CUDA_VISIBLE_DEVICES is empty there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeopt.kernels.base import MoEKernel
+from moeopt.measure.base import Failure, Resources
+from moeopt.shape import MoEShape, Role
+from moeopt.space import LaunchConfig
+
+# Lines of a compiler's output that say what went wrong, in the order of how much they tell.
+_TELLING = ("LLVM ERROR", "Assertion", "ptxas fatal", " error:", "fatal")
+_LONGEST_REASON = 300
+_WATCH_S = 0.5
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a compile process is started with."""
+
+    kernel: MoEKernel
+    shape: MoEShape
+    capability: tuple[int, int]
+    parent_pid: int
+
+
+_setup: Setup | None = None
+_targets = contextlib.ExitStack()
+
+
+def start(setup: Setup) -> None:
+    """Makes this process a compile worker; does nothing where it is one."""
+    global _setup
+    if _setup is not None:
+        return
+    os.setsid()  # so that a kill takes ptxas along, and Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, args=(setup.parent_pid,), daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.nice(5)
+    from moeopt.kernels.target import cross_target
+
+    _targets.enter_context(cross_target(setup.capability))
+    _setup = setup
+
+
+def compile_one(setup: Setup, role: Role, batch_size: int, config: LaunchConfig, log_path: str) -> Resources | Failure:
+    """Compiles one config. All that the compiler prints goes to the log, which is removed on success."""
+    start(setup)  # loky may have replaced a process that had grown too large
+    path = Path(log_path)
+    with _output_to(path):
+        os.write(2, f"{os.getpid()} {config} {role} M={batch_size} sm_{''.join(map(str, setup.capability))}\n".encode())
+        begin = time.monotonic()
+        try:
+            resources = setup.kernel.compile(setup.shape, role, batch_size, config)
+        except Exception as error:  # noqa: BLE001  (the border of the process: whatever the compiler raises is a value)
+            text = f"{type(error).__name__}: {error}"
+            os.write(2, f"\n{text}\nafter {time.monotonic() - begin:.1f} s\n".encode())
+        else:
+            path.unlink(missing_ok=True)
+            return resources
+    return Failure("compile", one_line(text, path), log_path)
+
+
+def pid_of(log_path: Path) -> int | None:
+    """The process that a log was begun by, or None where it was not begun."""
+    try:
+        with log_path.open("rb") as file:
+            return int(file.readline(64).split(b" ")[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def one_line(text: str, log_path: Path | None = None) -> str:
+    """One line of reason, from an error's text and the log of what the compiler printed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0] if lines else "the compiler gave no reason"
+    telling = _telling_line(log_path) if log_path else None
+    if telling and telling not in reason:
+        reason = f"{reason}: {telling}"
+    return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
+
+
+def _telling_line(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 20)
+            file.seek(max(len(head), path.stat().st_size - (1 << 16)))
+            text = (head + file.read()).decode(errors="replace")
+    except OSError:
+        return None
+    # What faulthandler says of a signal is known already.
+    lines = [line for line in text.splitlines()[1:] if not line.startswith("Fatal Python error")]
+    for mark in _TELLING:
+        for line in lines:
+            at = line.find(mark)
+            if at >= 0:
+                return " ".join(line[at:].split())[:160]
+    return None
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Sends file descriptors 1 and 2 of this process and its children to a file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    target = os.open(path, flags, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """Ends this process and its children once the parent is gone."""
+    while os.getppid() == parent_pid:
+        time.sleep(_WATCH_S)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
