@@ -174,3 +174,17 @@ class MoEShape:
 
 
 _ALWAYS: Final = ("num_experts", "top_k", "hidden_size", "intermediate_size", "dtype", "block_shape")
+
+
+def check_batch_sizes(sizes: object) -> tuple[int, ...]:
+    """Batch sizes, ascending and once each.
+
+    Raises:
+        InvalidInputError: None is given, or one is not a whole number of at least 1.
+    """
+    if not isinstance(sizes, list | tuple) or not sizes:
+        raise InvalidInputError(f"batch sizes are {sizes!r}: give at least one, such as 1,8,64")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+            raise InvalidInputError(f"batch size {size!r} cannot be: give whole numbers of at least 1")
+    return tuple(sorted(set(sizes)))

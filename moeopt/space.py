@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,6 +107,7 @@ _WIDE: Final[Mapping[str, tuple[int, ...]]] = {
     "num_warps": (2, 4, 8),
     "num_stages": (2, 3, 4, 5, 6, 7, 8),
     "maxnreg": (0, 96, 128, 168),
+    "USE_TMA": (False, True),
 }
 
 
@@ -138,20 +139,19 @@ class SearchSpace:
         return cls("grid", _without_bad_block_k(_GRID, shape))
 
     @classmethod
-    def wide(cls, shape: MoEShape, *, tma: bool = False) -> SearchSpace:
+    def wide(cls, shape: MoEShape, *, extras: Collection[str] = ("maxnreg",)) -> SearchSpace:
         """More values per parameter, all of which the engines accept in their files.
 
         Args:
             shape: The layer.
-            tma: Whether the kernel can load weights through TMA (SGLang's down file).
+            extras: Keys beyond the six that the kernel can use: ``maxnreg``, ``USE_TMA`` (SGLang's
+                down projection).
         """
-        values = dict(_without_bad_block_k(_WIDE, shape))
-        if tma:
-            values["USE_TMA"] = (False, True)
+        values = {k: v for k, v in _without_bad_block_k(_WIDE, shape).items() if k in REQUIRED_KEYS or k in extras}
         return cls("wide", values)
 
     @classmethod
-    def named(cls, name: str, shape: MoEShape, *, tma: bool = False) -> SearchSpace:
+    def named(cls, name: str, shape: MoEShape, *, extras: Collection[str] = ("maxnreg",)) -> SearchSpace:
         """``grid`` or ``wide``.
 
         Raises:
@@ -160,7 +160,7 @@ class SearchSpace:
         if name == "grid":
             return cls.grid(shape)
         if name == "wide":
-            return cls.wide(shape, tma=tma)
+            return cls.wide(shape, extras=extras)
         raise InvalidInputError(f"search space {name!r} is unknown: give 'grid' or 'wide'")
 
     def __len__(self) -> int:

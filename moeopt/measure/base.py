@@ -163,6 +163,10 @@ class Device(ABC):
     def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
         """The config that an engine uses where it finds no file."""
 
+    def space_extras(self) -> tuple[str, ...]:
+        """Keys beyond the six that the wide space may vary here (``maxnreg``, ``USE_TMA``)."""
+        return ("maxnreg",)
+
     def hint(self, configs: Iterable[LaunchConfig]) -> None:
         """Says that these may soon be asked for, best first. A device may compile ahead; it need not."""
 

@@ -32,7 +32,7 @@ from moeopt.measure.base import (
     never_stop,
 )
 from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig
+from moeopt.space import REQUIRED_KEYS, LaunchConfig
 
 FORMAT: Final = "moe-landscape/1"
 
@@ -206,6 +206,9 @@ class RecordedDevice(Device):
         """
         rows = self.recording.rows
         return [c for c in configs if c in rows and rows[c].status != "out_of_resources"]
+
+    def space_extras(self) -> tuple[str, ...]:
+        return tuple(key for key in self.recording.header.get("space", {}) if key not in REQUIRED_KEYS)
 
     def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
         engine = self.info.kernel if self.info.kernel == "vllm" else "sglang"

@@ -1,0 +1,121 @@
+"""``moeopt.tune`` and ``moeopt.load``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Literal
+
+from moeopt.devices import DeviceOptions, open_device
+from moeopt.errors import InvalidInputError
+from moeopt.measure.base import Device
+from moeopt.progress import TuneProgress
+from moeopt.result import TuneResult
+from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.study import StudyStore, default_storage
+from moeopt.tuner import TuneOptions, Tuner, load_result, parse_timeout
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+
+def tune(
+    shape: MoEShape | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    *,
+    gpu: str | Device | None = None,
+    kernel: str = "auto",
+    mode: Literal["split", "joint"] = "split",
+    space: str = "grid",
+    trials: int = 24,
+    timeout: float | str | None = None,
+    storage: str | None = None,
+    sampler: BaseSampler | None = None,
+    pruner: BasePruner | None = None,
+    routing: str = "uniform",
+    seed: int | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> TuneResult:
+    """Finds the fastest launch config of the fused MoE kernel for each batch size.
+
+    A second call with the same arguments and storage resumes: it times nothing that is already there.
+
+    Args:
+        shape: The layer, as one GPU sees it. May be left away where ``gpu`` is a recording.
+        batch_sizes: Tokens per forward pass; None for the 18 of the published tuners, or all of a recording.
+        gpu: ``cuda:0``, ``all``, ``recorded:FILE`` or a device; None for the first CUDA GPU.
+        kernel: ``builtin``, ``sglang``, ``vllm``, or ``auto`` for the engine that is importable, else builtin.
+        mode: ``split`` gives up and down a config each, which share BLOCK_SIZE_M; ``joint`` gives them one.
+        space: ``grid`` for what the published scripts walk, ``wide`` for more values per parameter.
+        trials: Most launch configs that may be timed per (batch size, projection).
+        timeout: Seconds (or ``"5m"``) after which the best so far is returned.
+        storage: URL or file of the study database; None for ``studies/moeopt.db``.
+        sampler: Any Optuna sampler; None for moeopt's own search.
+        pruner: Any Optuna pruner; None for moeopt's racing.
+        routing: Distribution of tokens over experts: ``uniform``, ``zipf:1.2``, ``dirichlet:0.5``, ``file:PATH``.
+        seed: Of the search; None for 0, so that a second call resumes the first.
+        workers: Compile processes; None for all cores but one.
+        progress: Show progress on a terminal.
+
+    Returns:
+        The best configs, to look at or to export.
+
+    Raises:
+        MoeoptError: Something given cannot be used; the message says what and what to do.
+        KeyboardInterrupt: The run was interrupted; what was measured is in the database.
+    """
+    parsed = parse_timeout(timeout)
+    sizes = None if batch_sizes is None else tuple(batch_sizes)
+    with ExitStack() as stack:
+        store = stack.enter_context(StudyStore(storage or default_storage()))
+        if isinstance(gpu, Device):
+            device = gpu
+        else:
+            options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
+            device = stack.enter_context(open_device(gpu, shape, options, batch_sizes=sizes or DEFAULT_BATCH_SIZES))
+        tuner = Tuner(
+            device,
+            store,
+            TuneOptions(
+                batch_sizes=sizes or device.batch_sizes or DEFAULT_BATCH_SIZES,
+                mode=mode,
+                space=space,
+                trials=trials,
+                timeout=parsed,
+                seed=seed or 0,
+                sampler=sampler,
+                pruner=pruner,
+            ),
+        )
+        if progress:
+            tuner.progress = stack.enter_context(TuneProgress(trials * len(tuner.cells)))
+        result = tuner.run()
+        stack.pop_all().close() if False else None
+    if tuner.interrupted:
+        raise KeyboardInterrupt
+    return result
+
+
+def load(storage: str | None = None, shape: MoEShape | None = None, *, mode: str | None = None) -> TuneResult:
+    """The best that a study database holds for a shape, without tuning.
+
+    Args:
+        storage: URL or file of the study database; None for ``studies/moeopt.db``.
+        shape: The layer; may be left away where the database holds one only.
+        mode: ``split`` or ``joint``; may be left away where the database holds one only.
+
+    Raises:
+        StorageError: The database cannot be opened.
+        InvalidInputError: It holds no such shape, or several things fit.
+    """
+    store = StudyStore(storage or default_storage(), create=False)
+    keys = [k for k in store.keys() if (shape is None or k.shape == shape) and (mode is None or k.mode == mode)]
+    if not keys:
+        wanted = shape.slug() if shape else "anything"
+        raise InvalidInputError(f"the study database holds no results for {wanted}: tune it first")
+    if len(keys) > 1:
+        lines = "; ".join(k.title() for k in keys)
+        raise InvalidInputError(f"the study database holds {len(keys)} that fit ({lines}): give a shape and a mode")
+    return load_result(store, keys[0])

@@ -1,0 +1,65 @@
+"""The command line: one module per command."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Final
+
+import typer
+
+from moeopt.errors import MoeoptError
+
+COMMANDS: Final = (
+    "tune", "plan", "status", "export", "verify", "doctor", "record", "report", "compile", "suggest",
+    "models", "dashboard", "worker",
+)  # fmt: skip
+
+
+def build_app() -> typer.Typer:
+    """The typer application with every command."""
+    app = typer.Typer(
+        name="moeopt",
+        help="Tunes the launch parameters of the Triton fused MoE kernel and writes the files that engines read.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_version_option)
+    for name in COMMANDS:
+        importlib.import_module(f"moeopt.cli.{name}").register(app)
+    return app
+
+
+def _version_option(
+    version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
+) -> None:
+    if version:
+        from moeopt import __version__
+
+        typer.echo(f"moeopt {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command line. Bad input is one line on stderr and exit status 2."""
+    logging.basicConfig(
+        level=os.environ.get("MOEOPT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        build_app()()
+    except MoeoptError as error:
+        sys.stdout.flush()
+        print(f"moeopt: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of a pipe went away: nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""``python -m moeopt.cli``."""
+
+from moeopt.cli import main
+
+main()

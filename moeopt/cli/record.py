@@ -1,0 +1,87 @@
+"""``moeopt record``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from moeopt.cli import options as o
+from moeopt.devices import DeviceOptions, open_device
+from moeopt.errors import InvalidInputError
+from moeopt.record import Recorder
+from moeopt.shape import DEFAULT_BATCH_SIZES
+from moeopt.space import SearchSpace
+from moeopt.study_file import StudyFile
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("record")(record)
+
+
+def record(
+    out: Annotated[Path, typer.Argument(help="The recording to write, ending in .jsonl.gz.")],
+    study: Annotated[Path | None, typer.Option("--study", help="Take the shape from a study file.")] = None,
+    model: o.ModelOption = None,
+    engine: o.EngineOption = "sglang",
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    gpu: Annotated[str, typer.Option("--gpu", help="cuda:0 or all.")] = "cuda:0",
+    batch_sizes: o.BatchSizesOption = None,
+    space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
+    sample: Annotated[
+        int | None, typer.Option("--sample", help="Record only this many configs of the space, picked evenly.")
+    ] = None,
+    kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "builtin",
+    routing: Annotated[str, typer.Option("--routing", help="uniform, zipf:S, dirichlet:A or file:PATH.")] = "uniform",
+    workers: Annotated[int | None, typer.Option("--workers", help="Compile processes. Default: cores - 1.")] = None,
+    slow_factor: Annotated[
+        float, typer.Option("--slow-factor", help="A config this much slower than the best is timed once only.")
+    ] = 3.0,
+    contribute: Annotated[
+        bool,
+        typer.Option(
+            "--contribute", help="Also bundle the recording for sharing, without names of host, user or paths."
+        ),
+    ] = False,
+) -> None:
+    """Measure a whole space on a GPU and write a recording, which can stand in for the GPU later."""
+    given = o.ShapeOptions(
+        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
+        group_size,
+    )  # fmt: skip
+    if not out.name.endswith(".jsonl.gz"):
+        raise InvalidInputError(f"the recording {str(out)!r} must end in .jsonl.gz")
+    if slow_factor <= 1:
+        raise InvalidInputError(f"--slow-factor is {slow_factor:g}: give more than 1")
+    if sample is not None and sample < 1:
+        raise InvalidInputError(f"--sample is {sample}: give at least 1")
+    shape = StudyFile.load(study).shape if study is not None else given.resolve()[0]
+    sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
+    console = Console(soft_wrap=True, highlight=False)
+    options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
+    with open_device(gpu, shape, options, batch_sizes=sizes) as device:
+        console.print(device.info.source, markup=False)
+        chosen = SearchSpace.named(space, shape, extras=device.space_extras())
+        recorder = Recorder(device, chosen, sizes, out, slow_factor=slow_factor, limit=sample)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("recording", total=len(recorder.configs))
+            path = recorder.run(lambda done, total: progress.update(task, completed=done, total=total))
+    console.print(f"wrote {path}", markup=False)
+    if contribute:
+        from moeopt.contribute import bundle_recording
+
+        console.print(f"wrote {bundle_recording(path)}: attach it to an issue of the project", markup=False)
