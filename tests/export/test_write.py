@@ -74,7 +74,7 @@ def test_merging_keeps_keys_that_moeopt_does_not_know(tmp_path: Path) -> None:
 
 def test_an_up_file_without_a_down_file_keeps_its_meaning(tmp_path: Path) -> None:
     """SGLang used the up entries for down: they go into the new down file beside the new ones."""
-    up, down = sglang(tmp_path, {1: SMALL, 512: LARGE})
+    _, down = sglang(tmp_path, {1: SMALL, 512: LARGE})
     down.unlink()
     sglang(tmp_path, {64: SMALL}, {64: WIDE})
     assert entries(down) == {"1": SMALL.to_dict(), "64": WIDE.to_dict(), "512": LARGE.to_dict()}
