@@ -1,0 +1,38 @@
+"""Running a Triton kernel on CPU tensors, through Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from triton.runtime import interpreter
+
+
+class CpuKernel(interpreter.InterpretedFunction):  # type: ignore[misc]  # Triton has no types
+    """A kernel for CPU tensors, launched like any other: ``CpuKernel(fn)[grid](...)``.
+
+    It works in a process where Triton also compiles, as long as the kernel calls no function that is
+    itself defined with ``triton.jit`` (such as ``tl.cdiv`` and ``tl.zeros``). Triton 3.5 does not undo
+    the interpreter's changes: there, compile in another process.
+
+    Args:
+        fn: The plain Python function of the kernel (``JITFunction.fn``).
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        super().__init__(fn)
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """Runs every program of the grid, one after the other."""
+        original = interpreter._patch_lang_tensor
+
+        def patch(tensor: Any, *scope: Any) -> None:
+            original(tensor, *scope)
+            # Before Triton 3.9 the interpreter calls int() on an array of one element: numpy 2.4 refuses.
+            tensor.__index__ = lambda self: int(self.handle.data.item())
+
+        interpreter._patch_lang_tensor = patch
+        try:
+            return super().run(*args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            interpreter._patch_lang_tensor = original

@@ -1,0 +1,73 @@
+"""What a kernel should have computed, and how far off it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeopt.kernels.layer import Layer, RoutedBatch
+from moeopt.kernels.quant import dequantise_activations, dequantise_expert
+from moeopt.shape import Role
+
+# Relative Frobenius error below which an output passes: bf16 rounding alone gives 0.0017.
+TOLERANCE: Final = 1e-2
+_ROWS_AT_ONCE: Final = 1 << 14
+
+
+def reference(layer: Layer, role: Role, batch: RoutedBatch, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The exact product of the stored operands, expert by expert.
+
+    Args:
+        layer: Weights and scales.
+        role: Which projection.
+        batch: Routed tokens; for down, the result is multiplied by the routed weights.
+        dtype: float32 or float64, in which everything is computed.
+
+    Returns:
+        [M * top_k, rows] float32. Pairs of experts on another GPU have rows of zeros.
+    """
+    shape, weights = layer.shape, layer.weights(role)
+    out = torch.zeros((batch.num_pairs, shape.output_rows(role)), dtype=torch.float32, device=layer.device)
+    ids, pairs = torch.sort(batch.topk_ids.flatten(), stable=True)
+    experts, counts = torch.unique_consecutive(ids, return_counts=True)
+    start = 0
+    for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
+        run = pairs[start : start + count]
+        start += count
+        if expert < 0:
+            continue
+        w = dequantise_expert(weights, expert, shape).to(dtype)
+        for rows in run.split(_ROWS_AT_ONCE):
+            source = rows // shape.top_k if role == "up" else rows
+            scale = batch.a_scale
+            if scale is not None and scale.ndim == 2:
+                scale = scale[source]
+            product = dequantise_activations(batch.a[source], scale, shape).to(dtype) @ w.T
+            if role == "down":
+                product *= batch.topk_weights.flatten()[rows, None]
+            out[rows] = product.float()
+    return out
+
+
+def relative_error(out: Tensor, ref: Tensor) -> float:
+    """How far an output is from the reference: 0 is exact, over :data:`TOLERANCE` is wrong.
+
+    The relative Frobenius error of the whole, or a tenth of the worst row's if that is greater: one
+    wrong row among many would vanish in the whole.
+
+    Returns:
+        Infinity where a value is NaN or infinite, or where a row that should be zero is not.
+    """
+    if out.shape != ref.shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, the reference {tuple(ref.shape)}")
+    wrong, right = (torch.zeros(ref.shape[0], dtype=torch.float64, device=ref.device) for _ in range(2))
+    for start in range(0, ref.shape[0], _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        wrong[part] = torch.linalg.vector_norm(out[part].float() - ref[part], dim=1).double()
+        right[part] = torch.linalg.vector_norm(ref[part], dim=1).double()
+    rows = torch.where(wrong == 0, 0.0, wrong / right)
+    total = wrong.norm() / right.norm() if bool((right > 0).any()) else rows.max()
+    worst = float(torch.maximum(total, rows.max() / 10))
+    return worst if worst == worst else float("inf")
