@@ -1,0 +1,1 @@
+"""How measurements are kept: keys, encoding, databases, the writer, locks and claims."""

@@ -1,0 +1,303 @@
+"""The study database: what was measured, by exact key and cell, as Optuna studies."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from moeopt.errors import StorageError
+from moeopt.measure.base import Cell
+from moeopt.storage.backend import Backend, TransientError
+from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
+from moeopt.storage.key import StudyKey, cell_of
+from moeopt.storage.lock import RunLock
+from moeopt.storage.open import open_backend
+from moeopt.storage.url import StorageUrl
+from moeopt.storage.writer import TrialWriter
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["StoredTrial", "StudyKey", "StudyStore", "StudySummary", "TrialWriter"]
+
+_log = logging.getLogger(__name__)
+_SWEPT: Final = "left RUNNING by a process that ended"
+# In a shared database a RUNNING row may be alive; none of ours is ever RUNNING.
+_STALE_S: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class StudySummary:
+    """One key in a database.
+
+    Attributes:
+        key: The key.
+        cells: Its cells, each with the number of trials of each state (``COMPLETE``, ``PRUNED``, ...).
+    """
+
+    key: StudyKey
+    cells: Mapping[Cell, Mapping[str, int]]
+
+    @property
+    def trials(self) -> int:
+        """Trials in all."""
+        return sum(sum(states.values()) for states in self.cells.values())
+
+
+class StudyStore:
+    """A study database: one Optuna study per (key, cell).
+
+    Safe to use from one thread; its writer works in another.
+    """
+
+    def __init__(self, url: str | Path, *, create: bool = True) -> None:
+        """Opens a database.
+
+        Args:
+            url: A path, ``sqlite:///PATH``, ``postgresql://...``, ``mysql://...``, ``journal://PATH``, or a path
+                that ends in ``.journal``.
+            create: Whether to make it where it is not there.
+
+        Raises:
+            StorageError: It cannot be opened; the message has no password.
+        """
+        self.url: Final = str(url)  # what opens it again; may hold a password: never show it
+        self._url = StorageUrl.parse(url)
+        self._backend: Backend = open_backend(self._url, create=create)
+        self._rows: dict[str, StudyRow] | None = None
+        self._locks: dict[str, RunLock] = {}
+        self._info: dict[tuple[StudyKey, Cell], dict[str, Any]] = {}
+        self._writers: list[TrialWriter] = []
+
+    @property
+    def display(self) -> str:
+        """Where it is, without a password."""
+        return self._url.display
+
+    @property
+    def backend(self) -> Backend:
+        """The database behind it."""
+        return self._backend
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a database server, which workers on other machines can join."""
+        return self._url.kind == "server"
+
+    def lock(self, key: StudyKey, *, wait_s: float = 2.0) -> None:
+        """Makes this run the only one of the key in a database file, until :meth:`close`.
+
+        Does nothing for a database server, where runs share the work.
+
+        Raises:
+            StorageError: Another run has it.
+        """
+        if self._url.kind == "server" or self._url.path is None:
+            return
+        lock = self._locks.setdefault(key.digest, RunLock(self._url.path, key.digest))
+        lock.acquire(key.title(), wait_s)
+
+    def load(self, key: StudyKey, cells: Sequence[Cell]) -> dict[Cell, list[StoredTrial]]:
+        """All finished trials of these cells, oldest first, as exactly as they were stored.
+
+        Studies that are not there are created. Trials that were left RUNNING are failed, with a reason.
+
+        Raises:
+            StorageError: The database went away, or a study of this name is of another key.
+        """
+        ids = self._ensure(key, cells)
+        try:
+            swept = self._backend.sweep(list(ids.values()), 0.0 if self._holds(key) else _STALE_S, _SWEPT)
+            packed = self._backend.packed(list(ids.values()))
+        except TransientError as error:
+            raise StorageError(f"cannot read {error}") from None
+        if swept:
+            _log.warning("%d trials had been left RUNNING by a process that ended: marked as failed", swept)
+        return {cell: self._decode(cell, packed[study_id]) for cell, study_id in ids.items()}
+
+    def _holds(self, key: StudyKey) -> bool:
+        lock = self._locks.get(key.digest)
+        return lock is not None and lock.held
+
+    def _decode(self, cell: Cell, packed: Sequence[Mapping[str, Any]]) -> list[StoredTrial]:
+        trials = []
+        for data in packed:
+            try:
+                trials.append(decode(cell, data))
+            except (KeyError, TypeError, ValueError) as error:
+                raise StorageError(
+                    f"a trial of {cell.role} M={cell.batch_size} in {self.display} cannot be read ({error!r}): it was "
+                    "written by another version of moeopt"
+                ) from None
+        return trials
+
+    def writer(self, key: StudyKey, *, give_up_s: float = 60.0) -> TrialWriter:
+        """The writer of a run; locks the key (see :meth:`lock`).
+
+        Args:
+            key: Whose trials are stored. Only cells that were loaded can be written.
+            give_up_s: How long its ``close`` waits for a database that is away.
+        """
+        self.lock(key)
+        studies = {cell: row.study_id for cell, row in self._cells(key).items()}
+        contexts: dict[Cell, TrialContext] = {}
+
+        def context(cell: Cell) -> TrialContext:
+            if cell not in contexts:
+                contexts[cell] = self.trial_context(key, cell)
+            return contexts[cell]
+
+        writer = TrialWriter(self._backend, studies, context, give_up_s=give_up_s)
+        self._writers.append(writer)
+        return writer
+
+    def trial_context(self, key: StudyKey, cell: Cell) -> TrialContext:
+        """What the readable attributes of a cell's trials are computed from."""
+        return TrialContext(
+            shape=key.shape,
+            roofline_us=self._info.get((key, cell), {}).get("roofline_us"),
+            tma=key.kernel == "sglang",
+        )
+
+    def set_cell_info(self, key: StudyKey, cell: Cell, info: Mapping[str, Any]) -> None:
+        """:meth:`set_cells_info` of one cell."""
+        self.set_cells_info(key, {cell: info})
+
+    def set_cells_info(self, key: StudyKey, infos: Mapping[Cell, Mapping[str, Any]]) -> None:
+        """Keeps facts about cells (``default_us``, ``roofline_us``, ``runs``, ...) beside their trials.
+
+        Args:
+            key: The key.
+            infos: For each cell JSON-ready values; those given replace what was there, others stay.
+        """
+        changed = {}
+        for cell, info in infos.items():
+            known = self.cell_info(key, cell)
+            new = {name: value for name, value in info.items() if name not in known or known[name] != value}
+            if new:
+                changed[cell] = new
+        if not changed:
+            return
+        ids = self._ensure(key, list(changed))
+        try:
+            self._backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
+        except TransientError as error:
+            raise StorageError(f"cannot write {error}") from None
+        for cell, new in changed.items():
+            self._info[key, cell] = {**self._info[key, cell], **new}
+
+    def cell_info(self, key: StudyKey, cell: Cell) -> dict[str, Any]:
+        """What :meth:`set_cell_info` has kept; empty where nothing was."""
+        if (key, cell) not in self._info:
+            row = self._cells(key).get(cell)
+            own = {*key.attrs(), "role", "batch_size"}
+            self._info[key, cell] = {k: v for k, v in row.attrs.items() if k not in own} if row is not None else {}
+        return dict(self._info[key, cell])
+
+    def keys(self) -> list[StudySummary]:
+        """All keys in the database, sorted by their words, with their cells and the trials of each state."""
+        self._rows = None
+        counts = self._counts()
+        found: dict[StudyKey, dict[Cell, Mapping[str, int]]] = defaultdict(dict)
+        for row in self._studies().values():
+            key, cell = StudyKey.from_attrs(row.attrs), cell_of(row.attrs)
+            if key is not None and cell is not None:
+                found[key][cell] = counts.get(row.study_id, {})
+        summaries = [StudySummary(key, dict(sorted(cells.items()))) for key, cells in found.items()]
+        return sorted(summaries, key=lambda s: (s.key.title(), s.key.mode, s.key.digest))
+
+    def notices(self, key: StudyKey) -> list[str]:
+        """One line for each key of the same layer, GPU and mode in the database that is not continued, and why."""
+        others = [s for s in self.keys() if s.key != key and s.trials]
+        same = [s for s in others if (s.key.shape, s.key.gpu, s.key.mode) == (key.shape, key.gpu, key.mode)]
+        return [
+            f"{s.trials} trials of {s.key.title()} in {self.display} are not continued: {key.difference(s.key)}"
+            for s in same
+        ]
+
+    def optuna_study(self, key: StudyKey, cell: Cell) -> optuna.Study:
+        """The Optuna study of one cell, for Optuna's own functions.
+
+        Raises:
+            StorageError: There is none.
+        """
+        import optuna
+
+        name = key.study_name(cell)
+        if name not in self._studies():
+            raise StorageError(f"{self.display} has no study {name!r}: see moeopt status")
+        return optuna.load_study(study_name=name, storage=self._backend.storage)
+
+    def close(self) -> None:
+        """Stores what its writers hold, lets go of the locks and the database. May be called more than once.
+
+        Raises:
+            StorageError: Something could not be stored.
+        """
+        try:
+            for writer in self._writers:
+                writer.close()
+        finally:
+            self._writers.clear()
+            for lock in self._locks.values():
+                lock.release()
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _studies(self) -> dict[str, StudyRow]:
+        if self._rows is None:
+            try:
+                self._rows = {row.name: row for row in self._backend.studies()}
+            except TransientError as error:
+                raise StorageError(f"cannot read {error}") from None
+        return self._rows
+
+    def _counts(self) -> dict[int, dict[str, int]]:
+        try:
+            return self._backend.counts()
+        except TransientError as error:
+            raise StorageError(f"cannot read {error}") from None
+
+    def _cells(self, key: StudyKey) -> dict[Cell, StudyRow]:
+        """The studies of a key; an error where one of its names holds another key."""
+        out = {}
+        for row in self._studies().values():
+            cell = cell_of(row.attrs)
+            if cell is None or row.name != key.study_name(cell):
+                continue
+            stored = StudyKey.from_attrs(row.attrs)
+            if stored != key:
+                what = key.difference(stored) if stored is not None else "its attributes cannot be read"
+                raise StorageError(f"study {row.name!r} in {self.display} is of another key: {what}")
+            out[cell] = row
+        return out
+
+    def _ensure(self, key: StudyKey, cells: Sequence[Cell]) -> dict[Cell, int]:
+        known = self._cells(key)
+        missing = [cell for cell in cells if cell not in known]
+        if missing:
+            attrs = key.attrs()
+            wanted = {
+                key.study_name(cell): {**attrs, "role": cell.role, "batch_size": cell.batch_size} for cell in missing
+            }
+            try:
+                ids = self._backend.ensure_studies(wanted)
+            except TransientError as error:
+                raise StorageError(f"cannot write {error}") from None
+            rows = self._studies()
+            for name, study_id in ids.items():
+                rows[name] = StudyRow(study_id, name, wanted[name])
+            known = self._cells(key)
+        return {cell: known[cell].study_id for cell in cells}
