@@ -12,8 +12,8 @@ from moeopt.measure.base import Device
 from moeopt.progress import TuneProgress
 from moeopt.result import TuneResult
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
-from moeopt.study import StudyStore, default_storage
-from moeopt.tuner import TuneOptions, Tuner, load_result, parse_timeout
+from moeopt.study import StudyStore
+from moeopt.tuner import DEFAULT_STORAGE, TuneOptions, Tuner, load_result, parse_timeout
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -69,7 +69,7 @@ def tune(
     parsed = parse_timeout(timeout)
     sizes = None if batch_sizes is None else tuple(batch_sizes)
     with ExitStack() as stack:
-        store = stack.enter_context(StudyStore(storage or default_storage()))
+        store = stack.enter_context(StudyStore(storage or DEFAULT_STORAGE))
         if isinstance(gpu, Device):
             device = gpu
         else:
@@ -92,7 +92,6 @@ def tune(
         if progress:
             tuner.progress = stack.enter_context(TuneProgress(trials * len(tuner.cells)))
         result = tuner.run()
-        stack.pop_all().close() if False else None
     if tuner.interrupted:
         raise KeyboardInterrupt
     return result
@@ -110,12 +109,19 @@ def load(storage: str | None = None, shape: MoEShape | None = None, *, mode: str
         StorageError: The database cannot be opened.
         InvalidInputError: It holds no such shape, or several things fit.
     """
-    store = StudyStore(storage or default_storage(), create=False)
-    keys = [k for k in store.keys() if (shape is None or k.shape == shape) and (mode is None or k.mode == mode)]
-    if not keys:
-        wanted = shape.slug() if shape else "anything"
-        raise InvalidInputError(f"the study database holds no results for {wanted}: tune it first")
-    if len(keys) > 1:
-        lines = "; ".join(k.title() for k in keys)
-        raise InvalidInputError(f"the study database holds {len(keys)} that fit ({lines}): give a shape and a mode")
-    return load_result(store, keys[0])
+    with StudyStore(storage or DEFAULT_STORAGE, create=False) as store:
+        found = [
+            s
+            for s in store.keys()  # noqa: SIM118  (a method of ours, no dict)
+            if (shape is None or s.key.shape == shape) and (mode is None or s.key.mode == mode) and s.trials
+        ]
+        if not found:
+            wanted = shape.slug() if shape else "any shape"
+            raise InvalidInputError(f"{store.display} holds no results for {wanted}: tune it first")
+        if len(found) > 1:
+            lines = "; ".join(f"{s.key.title()} | {s.key.mode} | {s.key.digest}" for s in found)
+            raise InvalidInputError(
+                f"{store.display} holds {len(found)} results that fit ({lines}): give a shape and a mode, "
+                "or a database that holds one"
+            )
+        return load_result(store, found[0].key)

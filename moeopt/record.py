@@ -10,10 +10,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from moeopt import __version__
 from moeopt.errors import ExportError, RecordingError
 from moeopt.measure.base import Cell, Device, Job, Measurement
 from moeopt.measure.recording import FORMAT, Recording
@@ -161,7 +161,12 @@ class Recorder:
             "kernel_hash": info.kernel_hash,
             "shape": self.device.shape.to_dict(),
             "gpu": gpu.to_dict(),
-            "versions": {"triton": info.triton, "torch": info.torch, "driver": info.driver, "moeopt": __version__},
+            "versions": {
+                "triton": info.triton,
+                "torch": info.torch,
+                "driver": info.driver,
+                "moeopt": version("moeopt"),
+            },
             "timing": TIMING_TEXT,
             "slow_factor": self.slow_factor,
             "routing": info.routing,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeopt.errors import InvalidInputError
-from moeopt.result import TuneResult, write_atomically
+from moeopt.files import write_file
+from moeopt.result import TuneResult
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -68,13 +69,13 @@ def write_report(result: TuneResult, path: Path) -> Path:
         figures.append(speedup)
     # The first figure brings plotly along, so that the page opens without a network.
     plots = [f.to_html(full_html=False, include_plotlyjs=(i == 0)) for i, f in enumerate(figures)]
-    write_atomically(path, _page(result, plots))
+    write_file(path, _page(result, plots))
     return path
 
 
 def _page(result: TuneResult, plots: list[str]) -> str:
     e = html.escape
-    title = f"{result.shape.slug()} on {result.gpu.name}"
+    title = f"{result.shape.slug()} on {result.gpu}"
     facts = {
         "times from": result.info.source,
         "kernel": f"{result.info.kernel} {result.info.kernel_version}".strip(),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moeopt.errors import ExportError, InvalidInputError
-from moeopt.gpu import GpuSpec
+from moeopt.files import write_file
 from moeopt.measure.base import Cell, DeviceInfo
 from moeopt.shape import MoEShape, Role
 from moeopt.space import LaunchConfig
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import optuna
     import pandas
 
-    from moeopt.study import StudyKey, StudyStore
+    from moeopt.study import StudyKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class TuneResult:
 
     Attributes:
         shape: The layer.
-        gpu: Where its times come from.
+        gpu: Name of the GPU that its times are of.
         info: Kernel, versions, routing, and whether the times are replayed.
         mode: ``split`` or ``joint``.
         space: Name of the search space.
@@ -147,7 +146,7 @@ class TuneResult:
     """
 
     shape: MoEShape
-    gpu: GpuSpec
+    gpu: str
     info: DeviceInfo
     mode: Literal["split", "joint"]
     space: str
@@ -157,7 +156,7 @@ class TuneResult:
     counts: Counts
     notes: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
-    store: StudyStore | None = field(default=None, repr=False, compare=False)
+    storage: str | None = field(default=None, repr=False, compare=False)
     key: StudyKey | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -209,7 +208,7 @@ class TuneResult:
             if not up:
                 raise ExportError("no config was timed for both projections, which vLLM needs: tune with --mode joint")
         return export_configs(
-            engine, Path(directory), self.shape, self.gpu.name, self.info.triton, up, down, replace=replace
+            engine, Path(directory), self.shape, self.gpu, self.info.triton, up, down, replace=replace
         )
 
     def study(self, role: Role | Literal["joint"], batch_size: int) -> optuna.Study:
@@ -218,16 +217,18 @@ class TuneResult:
         Raises:
             InvalidInputError: The result has no study database, or the cell was not tuned.
         """
-        if self.store is None or self.key is None:
+        from moeopt.study import StudyStore
+
+        if self.storage is None or self.key is None:
             raise InvalidInputError("this result has no study database: tune with a storage to keep one")
         self.best(batch_size)
-        return self.store.optuna_study(self.key, Cell(role, batch_size))
+        return StudyStore(self.storage, create=False).optuna_study(self.key, Cell(role, batch_size))
 
     def to_dict(self) -> dict[str, Any]:
         """The mapping that ``moeopt tune --json`` writes."""
         return {
             "shape": self.shape.to_dict(),
-            "gpu": self.gpu.name,
+            "gpu": self.gpu,
             "kernel": " ".join(filter(None, (self.info.kernel, self.info.kernel_version))),
             "mode": self.mode,
             "space": self.space,
@@ -257,7 +258,7 @@ class TuneResult:
         Raises:
             ExportError: The file cannot be written.
         """
-        write_atomically(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+        write_file(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One flat mapping per (batch size, role), for a table."""
@@ -303,26 +304,3 @@ class TuneResult:
 
 def _role(part: RoleResult) -> dict[str, Any]:
     return {"config": part.config.to_dict(), "us": part.us, "measured": part.measured}
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file whole or not at all.
-
-    Raises:
-        ExportError: The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ExportError(f"{path} cannot be written: {error.strerror or error}; give another path") from None

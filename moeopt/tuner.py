@@ -6,18 +6,19 @@ import hashlib
 import json
 import re
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from moeopt.assemble import Mode, SideTimes, assemble, home
 from moeopt.errors import InvalidInputError
-from moeopt.measure.base import Cell, Device, Failure, Job, Measurement, Race, never_stop
-from moeopt.result import BatchResult, Counts, RoleResult, TuneResult
-from moeopt.search.strategy import SearchProblem, Strategy, make_strategy
+from moeopt.measure.base import Cell, Device, DeviceInfo, Job, Measurement, Race, never_stop
+from moeopt.prior import find_landscapes, find_portfolio
+from moeopt.result import Counts, TuneResult
 from moeopt.search.ledger import Ledger
-from moeopt.search.portfolio import build_portfolio
+from moeopt.search.strategy import SearchProblem, Strategy, make_strategy
 from moeopt.shape import ROLES, Role, check_batch_sizes
 from moeopt.space import LaunchConfig, SearchSpace
 from moeopt.study import StudyKey, StudyStore, TrialWriter
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
     from moeopt.progress import TuneProgress
 
-Mode = Literal["split", "joint"]
-MODES: Final = ("split", "joint")
+DEFAULT_STORAGE: Final = "sqlite:///studies/moeopt.db"
 
 # A change of the search that makes old runs not replayable raises this.
 SEARCH_VERSION: Final = 1
@@ -61,7 +61,7 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch_sizes", check_batch_sizes(self.batch_sizes))
-        if self.mode not in MODES:
+        if self.mode not in get_args(Mode):
             raise InvalidInputError(f"mode {self.mode!r} is unknown: give 'split' or 'joint'")
         if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials <= 0:
             raise InvalidInputError(f"trials is {self.trials!r}: give a whole number of at least 1")
@@ -106,6 +106,16 @@ class Tuner:
     def __init__(
         self, device: Device, store: StudyStore, options: TuneOptions, progress: TuneProgress | None = None
     ) -> None:
+        """
+        Args:
+            device: What measures.
+            store: Where measurements are kept.
+            options: What to do.
+            progress: Told of every measurement.
+
+        Raises:
+            InvalidInputError: The device has no such batch size, or no config of the space fits it.
+        """
         self.device = device
         self.store = store
         self.options = options
@@ -114,9 +124,10 @@ class Tuner:
         self.interrupted = False
         self.key = StudyKey.of(device, options.mode)
         self.cells = options.cells()
-        self.timings: Counter[str] = Counter()
+        self.timings: defaultdict[str, float] = defaultdict(float)
         self._ledger = Ledger(self.cells)
-        self._defaults: dict[Cell, float] = {}
+        self._side_times = SideTimes()
+        self._landscapes = find_landscapes(device)
         self._tally = _Tally()
         self._check_batch_sizes()
         self.space = SearchSpace.named(options.space, device.shape, extras=device.space_extras())
@@ -141,11 +152,14 @@ class Tuner:
         strategy: Strategy | None = None
         writer: TrialWriter | None = None
         try:
+            with self._timed("storage"):
+                self.store.lock(self.key)
+                self.notes.extend(self.store.notices(self.key))
             run = self._open_run()
             with self._timed("storage"):
                 stored = self.store.load(self.key, self.cells)
                 writer = self.store.writer(self.key)
-            self._measure_defaults()
+            self._time_defaults()
             memo: dict[Job, Measurement] = {}
             known: dict[Cell, list[Measurement]] = {cell: [] for cell in self.cells}
             for cell, trials in stored.items():
@@ -160,6 +174,8 @@ class Tuner:
             self._tally.resumed = sum(map(len, known.values()))
             if not run.finished and self._search(strategy, memo, writer, run.tag, deadline):
                 self._close_run(run)
+            if self.options.mode == "joint":
+                self._time_winners(strategy.choose())
         except KeyboardInterrupt:
             self.interrupted = True
             self.notes.append("interrupted: these are the best so far; run the same command to go on")
@@ -167,10 +183,11 @@ class Tuner:
             if writer is not None:
                 with self._timed("storage"):
                     writer.close()
-        rows = self._rows(strategy) if strategy is not None else {}
+        chosen = strategy.choose() if strategy is not None else {}
+        rows = assemble(self.options.mode, self._ledger, chosen, self._side_times)
         return TuneResult(
             shape=self.device.shape,
-            gpu=self.device.gpu,
+            gpu=self.device.gpu.name,
             info=self.device.info,
             mode=self.options.mode,
             space=self.space.name,
@@ -180,7 +197,7 @@ class Tuner:
             counts=self._counts(),
             notes=tuple(self.notes),
             timings=dict(self.timings),
-            store=self.store,
+            storage=self.store.url,
             key=self.key,
         )
 
@@ -211,11 +228,10 @@ class Tuner:
         with self._timed("storage"):
             info = self.store.cell_info(self.key, self.cells[0]).get(f"run:{tag}", {})
         if info:
-            portfolio = [LaunchConfig.from_dict(config) for config in info["portfolio"]]
-            return _Run(tag, tuple(portfolio), bool(info.get("finished")))
+            kept = tuple(LaunchConfig.from_dict(config) for config in info["portfolio"])
+            return _Run(tag, kept, bool(info.get("finished")))
         with self._timed("search"):
-            neighbours = self.store.neighbours(self.key)
-            portfolio = build_portfolio(self.device, self.candidates, neighbours)
+            portfolio = find_portfolio(self.device, self.cells, self.candidates, self.store)
         run = _Run(tag, tuple(portfolio), False)
         self._save_run(run)
         return run
@@ -243,6 +259,7 @@ class Tuner:
             known={cell: tuple(measurements) for cell, measurements in known.items()},
             portfolio=tuple(portfolio),
             roofline_us={cell: us for cell, us in rooflines.items() if us is not None},
+            landscapes=self._landscapes,
             defaults={
                 cell: self.device.default_config(role, cell.batch_size)
                 for cell in self.cells
@@ -280,7 +297,7 @@ class Tuner:
                 for measurement in results:
                     self._tally.add(measurement)
                     self._ledger.add([measurement])
-                    writer.put(measurement, tag, sequence)
+                    writer.put(measurement.job.cell, measurement, tag, sequence)
                     sequence += 1
                     with self._timed("search"):
                         strategy.tell([measurement])
@@ -293,10 +310,11 @@ class Tuner:
                         )
                         return False
 
-    def _measured(self, jobs: Sequence[Job], race: Race) -> Iterator[Measurement]:
+    def _measured(self, jobs: Sequence[Job], race: Race) -> Generator[Measurement]:
         """Device.measure, with the time that it takes put down."""
-        results = self.device.measure(jobs, race) if jobs else iter(())
-        with closing(results) if hasattr(results, "close") else nullcontext():
+        if not jobs:
+            return
+        with closing(self.device.measure(jobs, race)) as results:
             while True:
                 with self._timed("measure"):
                     measurement = next(results, None)
@@ -304,86 +322,55 @@ class Tuner:
                     return
                 yield measurement
 
-    def _side(self, what: str, jobs: Mapping[Cell, Job]) -> dict[Cell, Measurement]:
-        """Times one config per cell that is no trial (a default), and keeps it beside the cell's trials."""
-        found: dict[Cell, Measurement] = {}
+    def _side(self, what: str, jobs: Mapping[Cell, Job]) -> dict[Cell, float]:
+        """Times one config per (role, batch size) that is no trial, such as a default.
+
+        What comes back is kept beside the cell's trials, so that it is timed once.
+        """
+        found: dict[Cell, float] = {}
         todo: list[Job] = []
-        infos = {cell: self.store.cell_info(self.key, cell) for cell in jobs}
         for cell, job in jobs.items():
-            kept = infos[cell].get(what)
-            if kept is not None and kept["config"] == job.config.to_dict():
-                found[cell] = Measurement(job, "ok", us=tuple(kept["us"])) if kept["us"] else _untimed(job)
-            else:
+            kept = self._info(cell).get(f"{what}_{cell.role}")
+            if kept is None or kept["config"] != job.config.to_dict():
                 todo.append(job)
+            elif kept["us"] is not None:
+                found[cell] = kept["us"]
         for measurement in self._measured(todo, never_stop):
-            found[measurement.job.cell] = measurement
-            us = list(measurement.us) if measurement.status == "ok" else []
-            self.store.set_cell_info(
-                self.key, measurement.job.cell, {what: {"config": measurement.job.config.to_dict(), "us": us}}
-            )
+            cell = measurement.job.cell
+            us = measurement.median_us if measurement.status == "ok" else None
+            if us is not None:
+                found[cell] = us
+            self._keep(cell, {f"{what}_{cell.role}": {"config": measurement.job.config.to_dict(), "us": us}})
         return found
 
-    def _measure_defaults(self) -> None:
-        """Times the engine's default config, where the device can run it."""
+    def _info(self, cell: Cell) -> dict[str, Any]:
+        return self.store.cell_info(self.key, home(self.options.mode, cell))
+
+    def _keep(self, cell: Cell, info: Mapping[str, Any]) -> None:
+        with self._timed("storage"):
+            self.store.set_cell_info(self.key, home(self.options.mode, cell), info)
+
+    def _time_defaults(self) -> None:
+        """Times the engine's default config, where the device can run it, and looks up the rooflines."""
         jobs = {}
         for m in self.options.batch_sizes:
             for role in ROLES:
-                config = self.device.default_config(role, m)
+                cell, config = Cell(role, m), self.device.default_config(role, m)
                 if self.device.candidates([config]):
-                    jobs[Cell(role, m)] = Job(Cell(role, m), config)
-        self._defaults = {cell: m.median_us for cell, m in self._side("default", jobs).items() if m.us}
+                    jobs[cell] = Job(cell, config)
+                roofline = self.device.roofline_us(cell)
+                if roofline is not None:
+                    self._side_times.roofline_us[cell] = roofline
+                    self._keep(cell, {f"roofline_{role}": roofline})
+        self._side_times.default_us = self._side("default", jobs)
 
-    # -- results ------------------------------------------------------------------------------------
-
-    def _rows(self, strategy: Strategy) -> dict[int, BatchResult]:
-        chosen = strategy.choose()
-        if self.options.mode == "joint":
-            return self._joint_rows(chosen)
-        rows = {}
-        for m, parts in chosen.items():
-            if not ({"up", "down"} <= set(parts)):
-                continue
-            joint = best_joint(self._ledger, m)
-            rows[m] = BatchResult(
-                batch_size=m,
-                up=self._role("up", m, parts["up"]),
-                down=self._role("down", m, parts["down"]),
-                joint_config=joint[1] if joint else None,
-                joint_us=joint[0] if joint else None,
-            )
-        return rows
-
-    def _joint_rows(self, chosen: Mapping[int, Mapping[Any, Measurement]]) -> dict[int, BatchResult]:
-        """Splits the sums that were measured into up and down, by timing the winners once more, each alone."""
+    def _time_winners(self, chosen: Mapping[int, Mapping[Any, Measurement]]) -> None:
+        """In joint mode sums are measured: times the winners once more, each projection alone."""
         configs = {m: parts["joint"].job.config for m, parts in chosen.items() if "joint" in parts}
         jobs = {Cell(role, m): Job(Cell(role, m), config) for m, config in configs.items() for role in ROLES}
-        alone = self._side("joint_winner", jobs) if not self.interrupted else {}
-        rows = {}
-        for m, config in configs.items():
-            total = chosen[m]["joint"].median_us
-            up, down = alone.get(Cell("up", m)), alone.get(Cell("down", m))
-            share = up.median_us / (up.median_us + down.median_us) if up and down and up.us and down.us else 0.5
-            joint = Cell("joint", m)
-            rows[m] = BatchResult(
-                batch_size=m,
-                up=self._result("up", m, config, total * share, joint),
-                down=self._result("down", m, config, total * (1 - share), joint),
-                joint_config=config,
-                joint_us=total,
-            )
-        return rows
+        self._side_times.winner_us = self._side("winner", jobs)
 
-    def _role(self, role: Role, m: int, measurement: Measurement) -> RoleResult:
-        return self._result(role, m, measurement.job.config, measurement.median_us, Cell(role, m))
-
-    def _result(self, role: Role, m: int, config: LaunchConfig, us: float, counted: Cell) -> RoleResult:
-        return RoleResult(
-            config=config,
-            us=us,
-            measured=len(self._ledger.timed(counted)),
-            default_us=self._defaults.get(Cell(role, m)),
-            roofline_us=self.device.roofline_us(Cell(role, m)),
-        )
+    # -- results ------------------------------------------------------------------------------------
 
     def _counts(self) -> Counts:
         tally = self._tally
@@ -418,16 +405,6 @@ class _Run:
     finished: bool
 
 
-def best_joint(ledger: Ledger, m: int) -> tuple[float, LaunchConfig] | None:
-    """The best config among those timed in full for both projections, as (µs of both, config)."""
-    up, down = ledger.full(Cell("up", m)), ledger.full(Cell("down", m))
-    return min(((up[c].median_us + down[c].median_us, c) for c in up if c in down), default=None)
-
-
-def _untimed(job: Job) -> Measurement:
-    return Measurement(job, "failed", failure=Failure("runtime", "the default config could not be timed"))
-
-
 def _describe(part: object) -> str | None:
     """Names a sampler or pruner by its type: two of one type count as the same."""
     return None if part is None else f"{type(part).__module__}.{type(part).__qualname__}"
@@ -451,3 +428,55 @@ def parse_timeout(text: str | float | None) -> float | None:
     if not seconds > 0:
         raise InvalidInputError(f"timeout is {text!r}: give more than 0 seconds")
     return seconds
+
+
+def load_result(store: StudyStore, key: StudyKey) -> TuneResult:
+    """The best that a study database holds for one key, without tuning.
+
+    Args:
+        store: An open database.
+        key: One of its keys.
+    """
+    summary = next(s for s in store.keys() if s.key == key)  # noqa: SIM118  (a method of ours, no dict)
+    cells = tuple(summary.cells)
+    mode: Mode = "joint" if key.mode == "joint" else "split"
+    ledger = Ledger(cells)
+    resumed = 0
+    for trials in store.load(key, cells).values():
+        ledger.add(trial.measurement for trial in trials)
+        resumed += len(trials)
+    side = SideTimes()
+    for cell in cells:
+        info = store.cell_info(key, cell)
+        for role in cell.roles:
+            one = Cell(role, cell.batch_size)
+            for name, into in (("default", side.default_us), ("winner", side.winner_us)):
+                kept = info.get(f"{name}_{role}")
+                if kept is not None and kept["us"] is not None:
+                    into[one] = kept["us"]
+            if f"roofline_{role}" in info:
+                side.roofline_us[one] = info[f"roofline_{role}"]
+    source = DeviceInfo(
+        source=f"loaded from {store.display}",
+        kernel=key.kernel,
+        kernel_version=key.kernel_version,
+        kernel_hash=key.kernel_hash,
+        triton=key.triton,
+        torch=key.torch,
+        driver=key.driver,
+        routing=key.routing,
+        recorded=key.recorded,
+    )
+    return TuneResult(
+        shape=key.shape,
+        gpu=key.gpu,
+        info=source,
+        mode=mode,
+        space="",
+        seed=None,
+        wall_s=0.0,
+        rows=assemble(mode, ledger, ledger.choose(), side),
+        counts=Counts(resumed=resumed),
+        storage=store.url,
+        key=key,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -30,7 +31,8 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_version_option)
     for name in COMMANDS:
-        importlib.import_module(f"moeopt.cli.{name}").register(app)
+        if importlib.util.find_spec(f"moeopt.cli.{name}"):
+            importlib.import_module(f"moeopt.cli.{name}").register(app)
     return app
 
 

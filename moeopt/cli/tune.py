@@ -16,13 +16,14 @@ from rich.table import Table
 from moeopt.cli import options as o
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import DeviceError, InvalidInputError
+from moeopt.files import check_writable
 from moeopt.measure.base import Device
 from moeopt.progress import TuneProgress
 from moeopt.result import TuneResult
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
-from moeopt.study import StudyStore, default_storage
+from moeopt.study import StudyStore
 from moeopt.study_file import StudyFile
-from moeopt.tuner import TuneOptions, Tuner, parse_timeout
+from moeopt.tuner import DEFAULT_STORAGE, TuneOptions, Tuner, parse_timeout
 
 ENGINES = ("sglang", "vllm")
 
@@ -113,7 +114,7 @@ def tune(
     if file is not None and file.export_engine and file.export_directory and not exports:
         exports = [(file.export_engine, file.export_directory)]
     for _, directory in exports:
-        _check_writable(directory)
+        check_writable(directory)
     device_options = DeviceOptions(
         kernel=merged.get("kernel", "auto"),
         engine=exports[0][0] if exports else None,
@@ -132,7 +133,7 @@ def tune(
         seed=merged.get("seed", 0),
     )
     with ExitStack() as stack:
-        store = stack.enter_context(StudyStore(merged.get("storage") or default_storage()))
+        store = stack.enter_context(StudyStore(merged.get("storage") or DEFAULT_STORAGE))
         device = stack.enter_context(_open(merged.get("gpu"), shape, device_options, options, file))
         if not merged.get("batch_sizes") and device.batch_sizes:
             options = replace(options, batch_sizes=device.batch_sizes)
@@ -157,7 +158,7 @@ def tune(
 
 def print_result(console: Console, result: TuneResult, *, legal: int) -> None:
     """Prints the table that a tune ends with."""
-    table = Table(title=f"{result.shape.slug()} on {result.gpu.name}, {result.mode}, {result.space} space")
+    table = Table(title=f"{result.shape.slug()} on {result.gpu}, {result.mode}, {result.space} space")
     for name in ("M", "default µs", "up µs", "down µs", "speed-up", "roofline", "up config", "down config", "timed"):
         table.add_column(name, justify="left" if "config" in name else "right", no_wrap=True)
     for m, row in sorted(result.rows.items()):
@@ -220,13 +221,6 @@ def _parse_export(text: str) -> tuple[str, Path]:
     if engine not in ENGINES or not colon or not directory:
         raise InvalidInputError(f"--export is {text!r}: give sglang:DIR or vllm:DIR")
     return engine, Path(directory)
-
-
-def _check_writable(directory: Path) -> None:
-    """Finds out before a long run, not after it, that the files cannot be written."""
-    from moeopt.export import check_writable
-
-    check_writable(directory)
 
 
 def _end_on_sigterm() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -171,7 +171,7 @@ class Device(ABC):
         """Says that these may soon be asked for, best first. A device may compile ahead; it need not."""
 
     @abstractmethod
-    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Iterator[Measurement]:
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         """Times the jobs and yields one measurement for each, as they are done.
 
         What has been compiled is timed while the rest compiles. ``race`` is called in the calling

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -214,7 +214,7 @@ class RecordedDevice(Device):
         engine = self.info.kernel if self.info.kernel == "vllm" else "sglang"
         return engine_default(engine, self.shape, batch_size, self.gpu)
 
-    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Iterator[Measurement]:
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         for job in jobs:
             yield self._measure(job, race)
 

@@ -1,0 +1,191 @@
+"""``moeopt plan``."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from moeopt import resources
+from moeopt.cli import options as o
+from moeopt.costmodel import estimate_tune_seconds
+from moeopt.errors import InvalidInputError
+from moeopt.export import ENGINES, ConfigName, version_directory
+from moeopt.files import write_file
+from moeopt.gpu import GpuSpec
+from moeopt.measure.memory import memory_needed
+from moeopt.measure.recording import Recording
+from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
+from moeopt.space import SearchSpace
+from moeopt.study_file import StudyFile, find_recording
+
+GIB = 1024**3
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("plan")(plan)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a tune would do.
+
+    Attributes:
+        shape: The layer.
+        gpu: Where.
+        batch_sizes: M.
+        space: Name of the space.
+        configs: Configs of the space.
+        legal: Of these, how many fit the GPU.
+        trials: Most that may be timed per (batch size, projection).
+        memory_bytes: GPU memory that a tune takes.
+        seconds: Estimated wall time, or None where the GPU's rates are not known.
+        cores: Compile processes that the estimate counts on.
+        files: Names of the files that would be written, per engine.
+    """
+
+    shape: MoEShape
+    gpu: GpuSpec
+    batch_sizes: tuple[int, ...]
+    space: str
+    configs: int
+    legal: int
+    trials: int
+    memory_bytes: int
+    seconds: float | None
+    cores: int
+    files: dict[str, list[str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping."""
+        return {
+            "shape": self.shape.to_dict(),
+            "gpu": self.gpu.name,
+            "batch_sizes": list(self.batch_sizes),
+            "space": {"name": self.space, "configs": self.configs, "legal": self.legal},
+            "trials": self.trials,
+            "timed_at_most": self.trials * len(self.batch_sizes) * len(ROLES),
+            "memory_bytes": self.memory_bytes,
+            "estimated_seconds": self.seconds,
+            "cores": self.cores,
+            "files": self.files,
+        }
+
+
+def make_plan(
+    shape: MoEShape, gpu: GpuSpec, batch_sizes: tuple[int, ...], space: str, trials: int, triton: str
+) -> Plan:
+    """What a tune of this shape on this GPU would do.
+
+    Raises:
+        InvalidInputError: The space is unknown or has no legal config.
+    """
+    chosen = SearchSpace.named(space, shape)
+    configs = chosen.configs()
+    legal = sum(all(resources.illegal_reason(c, shape, role, gpu) is None for role in ROLES) for c in configs)
+    cores = max(1, (os.cpu_count() or 2) - 1)
+    return Plan(
+        shape=shape,
+        gpu=gpu,
+        batch_sizes=batch_sizes,
+        space=space,
+        configs=len(configs),
+        legal=legal,
+        trials=trials,
+        memory_bytes=memory_needed(shape, batch_sizes, gpu).total,
+        seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores),
+        cores=cores,
+        files={engine: _file_names(engine, shape, gpu, triton) for engine in ENGINES},
+    )
+
+
+def _file_names(engine: str, shape: MoEShape, gpu: GpuSpec, triton: str) -> list[str]:
+    names = dict.fromkeys(str(ConfigName.of(engine, shape, gpu.name, role)) for role in ROLES)
+    folder = f"configs/{version_directory(triton)}/" if engine == "sglang" else ""
+    return [folder + name for name in names]
+
+
+def plan(
+    study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
+    model: o.ModelOption = None,
+    engine: o.EngineOption = "sglang",
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="A GPU by name, or cuda:0 for the one here.")] = None,
+    batch_sizes: o.BatchSizesOption = None,
+    space: Annotated[str | None, typer.Option("--space", help="grid or wide.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", help="Launch configs per batch size and role.")] = None,
+    triton: Annotated[
+        str | None, typer.Option("--triton", help="Triton version of the server. Default: the one here.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the plan as JSON.")] = None,
+) -> None:
+    """Say what would be tuned: file names, memory, trials, time, and the share of the space that fits the GPU."""
+    given = o.ShapeOptions(
+        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
+        group_size,
+    )  # fmt: skip
+    file = StudyFile.load(study) if study is not None else None
+    if file is not None and given.given():
+        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
+    shape, lines = (file.shape, []) if file is not None else given.resolve()
+    tune = dict(file.tune) if file is not None else {}
+    made = make_plan(
+        shape,
+        _gpu(gpu or tune.get("gpu")),
+        o.parse_batch_sizes(batch_sizes) or check_batch_sizes(tune.get("batch_sizes", DEFAULT_BATCH_SIZES)),
+        space or tune.get("space", "grid"),
+        trials or tune.get("trials", 24),
+        triton or version("triton"),
+    )
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    for line in lines:
+        console.print(line)
+    share = 100 * made.legal / made.configs
+    timed = made.trials * len(made.batch_sizes) * len(ROLES)
+    needs = f"needs {made.memory_bytes / GIB:.1f} GiB of the GPU's {made.gpu.memory_bytes / GIB:.0f} GiB"
+    if made.gpu.unified_memory:
+        needs += ", which the host's programs share"
+    console.print(f"shape   {shape.slug()} on {made.gpu.name}")
+    console.print(f"space   {made.space}: {made.legal} of {made.configs} configs fit the GPU ({share:.0f} %)")
+    console.print(
+        f"trials  at most {made.trials} for each of {len(made.batch_sizes)} batch sizes and {len(ROLES)} projections: "
+        f"{timed} timed, {100 * made.trials / max(1, made.legal):.1f} % of the legal configs each"
+    )
+    console.print(f"memory  {needs}")
+    if made.seconds is not None:
+        console.print(
+            f"time    about {made.seconds:.0f} s with {made.cores} compile processes (an estimate, not measured)"
+        )
+    for name, files in made.files.items():
+        for path in files:
+            console.print(f"{name:7} {path}")
+    if json_path is not None:
+        write_file(json_path, json.dumps(made.to_dict(), indent=1) + "\n")
+
+
+def _gpu(name: str | None) -> GpuSpec:
+    if name is None or name in ("auto", "cuda", "all"):
+        return GpuSpec.detect(0)
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and index.isdigit():
+        return GpuSpec.detect(int(index))
+    if kind == "recorded":
+        return Recording.load(find_recording(index)).gpu
+    return GpuSpec.by_name(name)

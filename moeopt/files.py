@@ -1,0 +1,37 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from moeopt.errors import ExportError
+from moeopt.export.write import write_atomically
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file and the directories above it.
+
+    Raises:
+        ExportError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written ({error.strerror or error}): give another path") from None
+
+
+def check_writable(directory: Path) -> None:
+    """Finds out before a long run, not after it, that files cannot be written there.
+
+    Raises:
+        ExportError: The directory cannot be made or written.
+    """
+    there = directory
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise ExportError(f"{directory} cannot be written ({there} is no directory): give another one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ExportError(f"{directory} cannot be written (no permission in {there}): give another one")
