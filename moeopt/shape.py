@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from moeopt.errors import InvalidInputError
@@ -149,6 +150,41 @@ class MoEShape:
                     f"block_shape is {values['block_shape']!r}: give two sizes such as [128, 128]"
                 ) from None
         return cls(**values)
+
+    @classmethod
+    def from_model(
+        cls,
+        path: str | Path,
+        *,
+        engine: str = "sglang",
+        tp: int = 1,
+        ep: int = 1,
+        dtype: str | None = None,
+        fuse_shared_experts: bool | None = None,
+        **given: Any,
+    ) -> MoEShape:
+        """The shape of a model's MoE layers on one GPU, from its ``config.json`` alone.
+
+        :func:`moeopt.models.shape_from_model` also says which key each number came from.
+
+        Args:
+            path: ``config.json`` or its directory.
+            engine: Whose rules give E and N: ``sglang`` or ``vllm``.
+            tp: Tensor-parallel size.
+            ep: Expert-parallel size.
+            dtype: Instead of what the config says.
+            fuse_shared_experts: Whether shared experts are fused; None for what the engine does by default.
+            **given: Fields of the shape that the config does not say, such as ``top_k``.
+
+        Raises:
+            InvalidInputError: The config does not say a number, or a size does not divide.
+        """
+        from moeopt.models import shape_from_model
+
+        shape, _ = shape_from_model(
+            path, engine=engine, tp=tp, ep=ep, dtype=dtype, fuse_shared_experts=fuse_shared_experts, overrides=given
+        )
+        return shape
 
     def slug(self) -> str:
         """A short name in words that sort well, such as ``E256-top8-K3072-N256-bf16``."""
