@@ -110,7 +110,7 @@ class GpuSpec:
             )
         if index >= torch.cuda.device_count():
             raise DeviceError(f"cuda:{index} was asked for and {torch.cuda.device_count()} GPUs are visible")
-        p = torch.cuda.get_device_properties(index)
+        p: Any = torch.cuda.get_device_properties(index)  # the stubs lack some of its fields
         major, minor = torch.cuda.get_device_capability(index)
         known = GPUS.get(_key(p.name))
         return cls(

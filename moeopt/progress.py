@@ -63,9 +63,7 @@ class TuneProgress:
         self._progress.update(
             self._task,
             advance=1,
-            state=(
-                f"raced out {status['raced_out']}, rejected {status['rejected']}, failed {status['failed']}  best {best}"
-            ),
+            state=f"raced out {status['raced_out']}, rejected {status['rejected']}, failed {status['failed']}; {best}",
         )
 
     def __enter__(self) -> Self:

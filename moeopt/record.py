@@ -154,7 +154,7 @@ class Recorder:
 
     def _identity(self) -> dict[str, Any]:
         info = self.device.info
-        gpu = self.device.gpu
+        gpu, ours = self.device.gpu, version("moeopt")
         return {
             "format": FORMAT,
             "kernel": " ".join(filter(None, (info.kernel, info.kernel_version))),
@@ -165,7 +165,7 @@ class Recorder:
                 "triton": info.triton,
                 "torch": info.torch,
                 "driver": info.driver,
-                "moeopt": version("moeopt"),
+                "moeopt": ours,
             },
             "timing": TIMING_TEXT,
             "slow_factor": self.slow_factor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moeopt.errors import InvalidInputError
 from moeopt.files import write_file
@@ -122,7 +122,7 @@ def _page(result: TuneResult, plots: list[str]) -> str:
     )
 
 
-def _plotly():  # type: ignore[no-untyped-def]  # plotly ships no types
+def _plotly() -> Any:
     try:
         import plotly.graph_objects
     except ImportError:

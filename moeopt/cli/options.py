@@ -103,7 +103,7 @@ class ShapeOptions:
                 )
         if self.tp != 1 or self.ep != 1 or self.fuse_shared is not None:
             raise InvalidInputError(
-                "--tp, --ep and --fuse-shared go with --model: with --experts and --intermediate give the sizes of one GPU"
+                "--tp, --ep and --fuse-shared go with --model: with --experts and --intermediate give one GPU's sizes"
             )
         return (
             MoEShape(

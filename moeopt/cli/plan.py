@@ -14,12 +14,10 @@ from rich.console import Console
 
 from moeopt import resources
 from moeopt.cli import options as o
-from moeopt.costmodel import estimate_tune_seconds
 from moeopt.errors import InvalidInputError
 from moeopt.export import ENGINES, ConfigName, version_directory
 from moeopt.files import write_file
 from moeopt.gpu import GpuSpec
-from moeopt.measure.memory import memory_needed
 from moeopt.measure.recording import Recording
 from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
 from moeopt.space import SearchSpace
@@ -87,6 +85,9 @@ def make_plan(
     Raises:
         InvalidInputError: The space is unknown or has no legal config.
     """
+    from moeopt.costmodel import estimate_tune_seconds
+    from moeopt.measure.memory import memory_needed
+
     chosen = SearchSpace.named(space, shape)
     configs = chosen.configs()
     legal = sum(all(resources.illegal_reason(c, shape, role, gpu) is None for role in ROLES) for c in configs)
