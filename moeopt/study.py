@@ -80,6 +80,11 @@ class StudyStore:
         return self._url.display
 
     @property
+    def url(self) -> str:
+        """What opens it again, password included: never show it."""
+        return self._url.url
+
+    @property
     def backend(self) -> Backend:
         """The database behind it."""
         return self._backend

@@ -141,8 +141,8 @@ class RdbBackend(Backend):
     def _set_attrs(self, connection: Connection, attrs: Mapping[int, Mapping[str, Any]]) -> None:
         there: dict[int, set[str]] = {study_id: set() for study_id in attrs}
         query = select(_STUDY_ATTRS.c.study_id, _STUDY_ATTRS.c.key).where(_STUDY_ATTRS.c.study_id.in_(list(attrs)))
-        for study_id, key in connection.execute(query):
-            there[study_id].add(key)
+        for row in connection.execute(query):
+            there[row.study_id].add(row.key)
         rows = [
             {"study_id": study_id, "key": part, "value_json": json.dumps(value)}
             for study_id, values in attrs.items()
