@@ -1,5 +1,9 @@
-"""Files that the engines read."""
+"""Files that the engines read: names, writing, reading, finding, installing."""
 
+from moeopt.export.importer import ExistingConfigs, import_configs
+from moeopt.export.install import Installed, install_configs, start_line
+from moeopt.export.ladder import InterpolatedTimes, Rung, find_rungs, with_rungs
+from moeopt.export.lookup import Lookup, find_config_files
 from moeopt.export.names import ENGINES, ConfigName, Engine, device_file_name, device_relatives, version_directory
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
 from moeopt.export.write import export_configs
@@ -9,11 +13,22 @@ __all__ = [
     "ConfigFile",
     "ConfigName",
     "Engine",
+    "ExistingConfigs",
+    "Installed",
+    "InterpolatedTimes",
+    "Lookup",
     "Problem",
+    "Rung",
     "check_pair",
     "device_file_name",
     "device_relatives",
     "export_configs",
+    "find_config_files",
+    "find_rungs",
+    "import_configs",
+    "install_configs",
     "read_config_file",
+    "start_line",
     "version_directory",
+    "with_rungs",
 ]
