@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell
-from moeopt.storage.backend import Backend, TransientError
+from moeopt.storage.backend import Backend, Packed, TransientError
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
 from moeopt.storage.key import StudyKey, cell_of
 from moeopt.storage.lock import RunLock
@@ -66,7 +66,6 @@ class StudyStore:
         Raises:
             StorageError: It cannot be opened; the message has no password.
         """
-        self.url: Final = str(url)  # what opens it again; may hold a password: never show it
         self._url = StorageUrl.parse(url)
         self._backend: Backend = open_backend(self._url, create=create)
         self._rows: dict[str, StudyRow] | None = None
@@ -110,14 +109,17 @@ class StudyStore:
     def load(self, key: StudyKey, cells: Sequence[Cell]) -> dict[Cell, list[StoredTrial]]:
         """All finished trials of these cells, oldest first, as exactly as they were stored.
 
-        Studies that are not there are created. Trials that were left RUNNING are failed, with a reason.
+        Studies that are not there are created. Trials that were left RUNNING are failed, with a reason:
+        in a file when the key is locked, on a server when they are an hour old.
 
         Raises:
             StorageError: The database went away, or a study of this name is of another key.
         """
         ids = self._ensure(key, cells)
         try:
-            swept = self._backend.sweep(list(ids.values()), 0.0 if self._holds(key) else _STALE_S, _SWEPT)
+            swept = 0
+            if self.shared or self._holds(key):
+                swept = self._backend.sweep(list(ids.values()), _STALE_S if self.shared else 0.0, _SWEPT)
             packed = self._backend.packed(list(ids.values()))
         except TransientError as error:
             raise StorageError(f"cannot read {error}") from None
@@ -129,11 +131,11 @@ class StudyStore:
         lock = self._locks.get(key.digest)
         return lock is not None and lock.held
 
-    def _decode(self, cell: Cell, packed: Sequence[Mapping[str, Any]]) -> list[StoredTrial]:
+    def _decode(self, cell: Cell, packed: Sequence[Packed]) -> list[StoredTrial]:
         trials = []
-        for data in packed:
+        for data, ended in packed:
             try:
-                trials.append(decode(cell, data))
+                trials.append(decode(cell, data, ended))
             except (KeyError, TypeError, ValueError) as error:
                 raise StorageError(
                     f"a trial of {cell.role} M={cell.batch_size} in {self.display} cannot be read ({error!r}): it was "
@@ -163,9 +165,11 @@ class StudyStore:
 
     def trial_context(self, key: StudyKey, cell: Cell) -> TrialContext:
         """What the readable attributes of a cell's trials are computed from."""
+        info = self._info.get((key, cell), {})
+        rooflines: list[Any] = [info.get(f"roofline_{role}") for role in cell.roles]
         return TrialContext(
             shape=key.shape,
-            roofline_us=self._info.get((key, cell), {}).get("roofline_us"),
+            roofline_us=None if None in rooflines else sum(rooflines),
             tma=key.kernel == "sglang",
         )
 
@@ -174,7 +178,9 @@ class StudyStore:
         self.set_cells_info(key, {cell: info})
 
     def set_cells_info(self, key: StudyKey, infos: Mapping[Cell, Mapping[str, Any]]) -> None:
-        """Keeps facts about cells (``default_us``, ``roofline_us``, ``runs``, ...) beside their trials.
+        """Keeps facts about cells (``default_up``, ``roofline_up``, ``run:TAG``, ...) beside their trials.
+
+        While a writer is open it stores them, before any trial that it is given later.
 
         Args:
             key: The key.
@@ -189,10 +195,15 @@ class StudyStore:
         if not changed:
             return
         ids = self._ensure(key, list(changed))
-        try:
-            self._backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
-        except TransientError as error:
-            raise StorageError(f"cannot write {error}") from None
+        writer = next((w for w in self._writers if not w.closed), None)
+        if writer is not None:
+            for cell, new in changed.items():
+                writer.put_attrs(ids[cell], new)
+        else:
+            try:
+                self._backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
+            except TransientError as error:
+                raise StorageError(f"cannot write {error}") from None
         for cell, new in changed.items():
             self._info[key, cell] = {**self._info[key, cell], **new}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from moeopt.assemble import Mode, SideTimes, assemble, home
-from moeopt.errors import InvalidInputError
+from moeopt.errors import InvalidInputError, StorageError
 from moeopt.measure.base import Cell, Device, DeviceInfo, Job, Measurement, Race, never_stop
 from moeopt.prior import find_landscapes, find_portfolio
 from moeopt.result import Counts, TuneResult
@@ -122,6 +122,7 @@ class Tuner:
         self.progress = progress
         self.notes: list[str] = []
         self.interrupted = False
+        self.storage_error: StorageError | None = None
         self.key = StudyKey.of(device, options.mode)
         self.cells = options.cells()
         self.timings: defaultdict[str, float] = defaultdict(float)
@@ -182,7 +183,7 @@ class Tuner:
         finally:
             if writer is not None:
                 with self._timed("storage"):
-                    writer.close()
+                    self._close_writer(writer)
         chosen = strategy.choose() if strategy is not None else {}
         rows = assemble(self.options.mode, self._ledger, chosen, self._side_times)
         return TuneResult(
@@ -200,6 +201,14 @@ class Tuner:
             storage=self.store.url,
             key=self.key,
         )
+
+    def _close_writer(self, writer: TrialWriter) -> None:
+        """A database that went away and did not come back costs its copy of the measurements, not the result."""
+        try:
+            writer.close()
+        except StorageError as error:
+            self.storage_error = error
+            self.notes.append(str(error))
 
     def _check_batch_sizes(self) -> None:
         there = self.device.batch_sizes
@@ -241,7 +250,14 @@ class Tuner:
 
     def _save_run(self, run: _Run) -> None:
         # The portfolio is kept with the run: it grows with the storage, and a replay needs the same.
-        info = {"portfolio": [config.to_dict() for config in run.portfolio], "finished": run.finished}
+        info = {
+            "portfolio": [config.to_dict() for config in run.portfolio],
+            "finished": run.finished,
+            "space": self.space.name,
+            "trials": self.options.trials,
+            "seed": self.options.seed,
+            "batch_sizes": list(self.options.batch_sizes),
+        }
         with self._timed("storage"):
             self.store.set_cell_info(self.key, self.cells[0], {f"run:{run.tag}": info})
 

@@ -152,6 +152,8 @@ def tune(
         result.write_json(json_path)
     if report is not None:
         console.print(f"wrote {result.report(report)}", markup=False)
+    if tuner.storage_error is not None:
+        raise tuner.storage_error
     if tuner.interrupted:
         raise typer.Exit(130)
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from moeopt.storage.codec import StudyRow, TrialRow
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
+
+
+# What was packed into a trial's attributes, and when the trial ended (local time).
+Packed = tuple[Mapping[str, Any], datetime | None]
 
 
 class TransientError(Exception):
@@ -49,8 +54,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def packed(self, study_ids: Sequence[int]) -> dict[int, list[Mapping[str, Any]]]:
-        """For each study the packed attributes of its finished trials, oldest first."""
+    def packed(self, study_ids: Sequence[int]) -> dict[int, list[Packed]]:
+        """For each study the packed attribute of each finished trial and when it ended, oldest first."""
 
     @abstractmethod
     def counts(self) -> dict[int, dict[str, int]]:

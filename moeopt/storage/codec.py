@@ -43,11 +43,13 @@ class StoredTrial:
         measurement: What was measured, exactly as it was.
         run: Tag of the run that asked for it.
         seq: Its number in that run.
+        ended: When it ended, local time, or None.
     """
 
     measurement: Measurement
     run: str
     seq: int
+    ended: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def encode(
     )
 
 
-def decode(cell: Cell, data: Mapping[str, Any]) -> StoredTrial:
+def decode(cell: Cell, data: Mapping[str, Any], ended: datetime | None = None) -> StoredTrial:
     """The inverse of :func:`encode`, from the packed attribute.
 
     Raises:
@@ -143,6 +145,7 @@ def decode(cell: Cell, data: Mapping[str, Any]) -> StoredTrial:
         ),
         run=data["run"],
         seq=data["seq"],
+        ended=ended,
     )
 
 

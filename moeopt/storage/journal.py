@@ -20,7 +20,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from moeopt.errors import StorageError
-from moeopt.storage.backend import Backend, TransientError
+from moeopt.storage.backend import Backend, Packed, TransientError
 from moeopt.storage.codec import PACKED, StudyRow, TrialRow, distribution, repack, unpack, unpack_all
 from moeopt.storage.url import StorageUrl
 
@@ -126,15 +126,17 @@ class JournalBackend(Backend):
             trials = self._storage.get_all_trials(study_id, deepcopy=False)
         return [_packed_part(trial.user_attrs) for trial in trials]
 
-    def packed(self, study_ids: Sequence[int]) -> dict[int, list[Mapping[str, Any]]]:
-        out: dict[int, list[Mapping[str, Any]]] = {}
+    def packed(self, study_ids: Sequence[int]) -> dict[int, list[Packed]]:
+        out: dict[int, list[Packed]] = {}
         for study_id in study_ids:
             with self._errors():
                 trials = self._storage.get_all_trials(
                     study_id, deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)
                 )
-            values = (unpack(PACKED, _packed_part(trial.user_attrs)) for trial in trials)
-            out[study_id] = [value for value in values if isinstance(value, dict)]
+            found = ((unpack(PACKED, _packed_part(trial.user_attrs)), trial) for trial in trials)
+            out[study_id] = [
+                (value, _naive(trial.datetime_complete)) for value, trial in found if isinstance(value, dict)
+            ]
         return out
 
     def counts(self) -> dict[int, dict[str, int]]:
@@ -151,8 +153,8 @@ class JournalBackend(Backend):
         with self._errors():
             for study_id in study_ids:
                 for trial in self._storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,)):
-                    start = trial.datetime_start
-                    if start is None or start.replace(tzinfo=None) <= before:
+                    start = _naive(trial.datetime_start)
+                    if start is None or start <= before:
                         self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
                         self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                         swept += 1
@@ -164,6 +166,11 @@ class JournalBackend(Backend):
 
 def _packed_part(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in attrs.items() if key == PACKED or key.startswith(PACKED + ".")}
+
+
+def _naive(when: datetime | None) -> datetime | None:
+    """Local time without a zone, as Optuna's versions differ in what they give."""
+    return when if when is None or when.tzinfo is None else when.astimezone().replace(tzinfo=None)
 
 
 def _frozen(row: TrialRow) -> FrozenTrial:

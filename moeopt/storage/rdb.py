@@ -23,7 +23,7 @@ from sqlalchemy import bindparam, delete, func, insert, or_, select, text, updat
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from moeopt.errors import StorageError
-from moeopt.storage.backend import Backend, TransientError
+from moeopt.storage.backend import Backend, Packed, TransientError
 from moeopt.storage.codec import PACKED, StudyRow, TrialRow, distribution, repack, unpack, unpack_all
 from moeopt.storage.url import StorageUrl, redact
 
@@ -139,17 +139,17 @@ class RdbBackend(Backend):
                     raise translate(error, self._url) from None
 
     def _set_attrs(self, connection: Connection, attrs: Mapping[int, Mapping[str, Any]]) -> None:
-        there: dict[int, set[str]] = {study_id: set() for study_id in attrs}
+        there: defaultdict[int, set[str]] = defaultdict(set)
         query = select(_STUDY_ATTRS.c.study_id, _STUDY_ATTRS.c.key).where(_STUDY_ATTRS.c.study_id.in_(list(attrs)))
         for row in connection.execute(query):
-            there[row.study_id].add(row.key)
-        rows = [
-            {"study_id": study_id, "key": part, "value_json": json.dumps(value)}
-            for study_id, values in attrs.items()
-            for key, whole in values.items()
-            for part, value in repack(key, whole, there[study_id]).items()
-        ]
-        old = [{"id": row["study_id"], "old": row["key"]} for row in rows if row["key"] in there[row["study_id"]]]
+            there[row[0]].add(row[1])
+        rows, old = [], []
+        for study_id, values in attrs.items():
+            for key, whole in values.items():
+                for part, value in repack(key, whole, there[study_id]).items():
+                    rows.append({"study_id": study_id, "key": part, "value_json": json.dumps(value)})
+                    if part in there[study_id]:
+                        old.append({"id": study_id, "old": part})
         if old:
             match = (_STUDY_ATTRS.c.study_id == bindparam("id")) & (_STUDY_ATTRS.c.key == bindparam("old"))
             connection.execute(delete(_STUDY_ATTRS).where(match), old)
@@ -233,12 +233,14 @@ class RdbBackend(Backend):
             if (key := connection.execute(insert(_TRIALS), trial).inserted_primary_key) is not None
         ]
 
-    def packed(self, study_ids: Sequence[int]) -> dict[int, list[Mapping[str, Any]]]:
-        out: dict[int, list[Mapping[str, Any]]] = {study_id: [] for study_id in study_ids}
+    def packed(self, study_ids: Sequence[int]) -> dict[int, list[Packed]]:
+        out: dict[int, list[Packed]] = {study_id: [] for study_id in study_ids}
         if not study_ids:
             return out
         query = (
-            select(_TRIALS.c.study_id, _TRIALS.c.trial_id, _ATTRS.c.key, _ATTRS.c.value_json)
+            select(
+                _TRIALS.c.study_id, _TRIALS.c.trial_id, _TRIALS.c.datetime_complete, _ATTRS.c.key, _ATTRS.c.value_json
+            )
             .join(_ATTRS, _ATTRS.c.trial_id == _TRIALS.c.trial_id)
             .where(
                 _TRIALS.c.study_id.in_(study_ids),
@@ -249,10 +251,10 @@ class RdbBackend(Backend):
         )
         with self.begin() as connection:
             found = connection.execute(query).all()
-        for (study_id, _), parts in itertools.groupby(found, key=lambda row: (row[0], row[1])):
-            value = unpack(PACKED, {key: json.loads(text_) for _, _, key, text_ in parts})
+        for (study_id, _, ended), parts in itertools.groupby(found, key=lambda row: row[:3]):
+            value = unpack(PACKED, {row.key: json.loads(row.value_json) for row in parts})
             if isinstance(value, dict):
-                out[study_id].append(value)
+                out[study_id].append((value, _local_time(ended)))
         return out
 
     def counts(self) -> dict[int, dict[str, int]]:
@@ -325,3 +327,9 @@ def _distribution_json(name: str, value: int | bool) -> str:
 
 def _stored_time(local: datetime) -> datetime:
     return local.astimezone(UTC).replace(tzinfo=None) if _STORES_UTC else local
+
+
+def _local_time(stored: datetime | None) -> datetime | None:
+    if stored is None or not _STORES_UTC:
+        return stored
+    return stored.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)

@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell, Measurement
@@ -52,6 +52,7 @@ class TrialWriter:
         self._context = context
         self._give_up_s = give_up_s
         self._queue: deque[tuple[Cell, Measurement, str, int, datetime, datetime]] = deque()
+        self._attrs: list[tuple[int, dict[str, Any]]] = []
         self._changed = threading.Condition()
         self._closing = False
         self._flushing = False
@@ -67,6 +68,11 @@ class TrialWriter:
     def stored(self) -> int:
         """How many trials are in the database by now."""
         return self._stored
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more."""
+        return self._closing or self._ended
 
     @property
     def away(self) -> str | None:
@@ -96,6 +102,11 @@ class TrialWriter:
             if len(self._queue) >= _BATCH:
                 self._changed.notify_all()
 
+    def put_attrs(self, study_id: int, attrs: Mapping[str, Any]) -> None:
+        """Hands over user attributes of a study; they are stored before any trial that is put later."""
+        with self._changed:
+            self._attrs.append((study_id, dict(attrs)))
+
     def flush(self) -> None:
         """Waits until all that was put is in the database.
 
@@ -106,14 +117,14 @@ class TrialWriter:
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
-            while self._queue and not self._ended:
+            while (self._queue or self._attrs) and not self._ended:
                 self._changed.wait(0.2)
                 if self._away is None:
                     waiting_since = time.monotonic()
                 elif time.monotonic() - waiting_since > self._give_up_s:
                     break
             self._flushing = False
-            left = len(self._queue)
+            left = len(self._queue) + len(self._attrs)
         if self._lost is not None:
             raise self._lost
         if left:
@@ -153,12 +164,15 @@ class TrialWriter:
                     self._changed.wait_for(lambda: self._closing, timeout=delay)
                 else:
                     self._changed.wait_for(self._is_urgent, timeout=_INTERVAL_S)
-                if self._closing and (delay or not self._queue):
-                    return
                 batch = list(islice(self._queue, _BATCH))
-            if not batch:
+                attrs = list(self._attrs)
+                if self._closing and (delay or not (batch or attrs)):
+                    return
+            if not batch and not attrs:
                 continue
             try:
+                if attrs:
+                    self._backend.set_attrs(_merged(attrs))
                 self._backend.add_trials([self._row(*item) for item in batch], retry=delay > 0)
             except TransientError as error:
                 delay = min(max(_FIRST_DELAY_S, 2 * delay), _LAST_DELAY_S)
@@ -174,14 +188,22 @@ class TrialWriter:
             with self._changed:
                 self._away, delay = None, 0.0
                 self._stored += len(batch)
+                del self._attrs[: len(attrs)]
                 for _ in batch:
                     self._queue.popleft()
                 self._changed.notify_all()
 
     def _is_urgent(self) -> bool:
-        return self._closing or len(self._queue) >= _BATCH or (self._flushing and bool(self._queue))
+        return self._closing or len(self._queue) >= _BATCH or (self._flushing and bool(self._queue or self._attrs))
 
     def _row(
         self, cell: Cell, measurement: Measurement, run: str, seq: int, start: datetime, complete: datetime
     ) -> tuple[int, TrialRow]:
         return self._studies[cell], encode(measurement, run, seq, self._context(cell), start, complete)
+
+
+def _merged(attrs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, dict[str, Any]]:
+    out: dict[int, dict[str, Any]] = {}
+    for study_id, values in attrs:
+        out.setdefault(study_id, {}).update(values)
+    return out
