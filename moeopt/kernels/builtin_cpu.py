@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 
@@ -24,15 +26,27 @@ class CpuKernel(interpreter.InterpretedFunction):  # type: ignore[misc]  # Trito
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         """Runs every program of the grid, one after the other."""
-        original = interpreter._patch_lang_tensor
+        builder = interpreter.interpreter_builder
+        patch_tensor, dot = interpreter._patch_lang_tensor, builder.create_dot
 
         def patch(tensor: Any, *scope: Any) -> None:
-            original(tensor, *scope)
+            patch_tensor(tensor, *scope)
             # Before Triton 3.9 the interpreter calls int() on an array of one element: numpy 2.4 refuses.
             tensor.__index__ = lambda self: int(self.handle.data.item())
 
-        interpreter._patch_lang_tensor = patch
+        def dot_of_values(a: Any, b: Any, *rest: Any) -> Any:
+            return dot(_values(a), _values(b), *rest)
+
+        interpreter._patch_lang_tensor, builder.create_dot = patch, dot_of_values
         try:
             return super().run(*args, grid=grid, warmup=warmup, **kwargs)
         finally:
-            interpreter._patch_lang_tensor = original
+            interpreter._patch_lang_tensor = patch_tensor
+            del builder.create_dot
+
+
+def _values(handle: Any) -> Any:
+    """A bfloat16 operand as float32: the interpreter keeps bit patterns, and multiplies those."""
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)

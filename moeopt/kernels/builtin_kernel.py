@@ -167,19 +167,19 @@ def moe_kernel(
             if BITS == 4:
                 # Even elements are the low halves: interleave both halves along K.
                 w = tl.join(w & 0xF, w >> 4).permute(0, 2, 1).reshape(BLOCK_SIZE_K, BLOCK_SIZE_N)
-                values = (w.to(tl.int8) - 8).to(a.dtype)
+                values = w.to(tl.float32) - 8.0
             else:
-                values = (w.to(tl.int16) - 128).to(a.dtype)
+                values = w.to(tl.float32) - 128.0
             if GROUP_K % BLOCK_SIZE_K == 0:
                 scale_w = tl.load(w_scale_ptrs + k // GROUP_K).to(tl.float32)
-                acc += tl.dot(a, values) * scale_w[None, :]
+                acc += tl.dot(a, values.to(a.dtype)) * scale_w[None, :]
             else:
                 g_index = tl.arange(0, BLOCK_SIZE_K // GROUP_K)
                 scale_w = tl.load(
                     w_scale_ptrs[None, :] + k // GROUP_K + g_index[:, None],
                     mask=(g_index < k_groups - k // GROUP_K)[:, None],
                     other=0.0,
-                )
+                ).to(tl.float32)
                 scale_w = tl.broadcast_to(scale_w[:, None, :], (BLOCK_SIZE_K // GROUP_K, GROUP_K, BLOCK_SIZE_N))
                 scaled = values * scale_w.reshape(BLOCK_SIZE_K, BLOCK_SIZE_N)
                 acc = tl.dot(a, scaled.to(a.dtype), acc)
@@ -187,8 +187,10 @@ def moe_kernel(
             acc = tl.dot(tl.trans(w), tl.trans(a), acc)
         elif INTEGER:
             acc = tl.dot(a, w, acc, out_dtype=tl.int32)
+        elif BITS == 8 and SCHEME == "channel" and a_scale_ptr is None:
+            acc = tl.dot(a, w.to(tl.float32).to(a.dtype), acc)
         else:
-            acc = tl.dot(a, w.to(a.dtype), acc)
+            acc = tl.dot(a, w, acc)
         a_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K // PACK
 
