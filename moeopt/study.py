@@ -215,6 +215,11 @@ class StudyStore:
             self._info[key, cell] = {k: v for k, v in row.attrs.items() if k not in own} if row is not None else {}
         return dict(self._info[key, cell])
 
+    def refresh(self) -> None:
+        """Forgets what was read of studies and their facts, so that others' writes are seen."""
+        self._rows = None
+        self._info.clear()
+
     def keys(self) -> list[StudySummary]:
         """All keys in the database, sorted by their words, with their cells and the trials of each state."""
         self._rows = None
