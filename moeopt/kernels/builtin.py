@@ -87,7 +87,9 @@ class BuiltinKernel(MoEKernel):
         if config.num_warps & (config.num_warps - 1):
             return f"num_warps is {config.num_warps}: a power of two is needed"
         if shape.block_shape and shape.block_shape[1] % block_k:
-            return f"BLOCK_SIZE_K {block_k} does not divide block_k {shape.block_shape[1]}: a step would straddle scales"
+            return (
+                f"BLOCK_SIZE_K {block_k} does not divide block_k {shape.block_shape[1]}: a step would straddle scales"
+            )
         return None
 
     def default_config(self, shape: MoEShape, role: Role, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
@@ -156,9 +158,7 @@ def launch(
     if layer.device.type == "cpu":
         kernel = CpuKernel(kernel.fn)
     start = kernel[(aligned.num_tiles * tiles_n,)]
-    return functools.partial(
-        start, *tensors, *_sizes(shape, role, batch.num_pairs, aligned.num_tiles), **options
-    )
+    return functools.partial(start, *tensors, *_sizes(shape, role, batch.num_pairs, aligned.num_tiles), **options)
 
 
 def swaps_operands(shape: MoEShape, config: LaunchConfig, capability: tuple[int, int] | None) -> bool:
@@ -179,9 +179,7 @@ def _sizes(shape: MoEShape, role: Role, num_pairs: int, tiles_m: int) -> tuple[i
     return (shape.output_rows(role), shape.reduction(role), stored_reduction(shape, role), num_pairs, tiles_m)
 
 
-def _options(
-    shape: MoEShape, role: Role, config: LaunchConfig, capability: tuple[int, int] | None
-) -> dict[str, Any]:
+def _options(shape: MoEShape, role: Role, config: LaunchConfig, capability: tuple[int, int] | None) -> dict[str, Any]:
     """Compile-time arguments of a launch. The capability is None for the interpreter."""
     block_n, block_k = shape.block_shape or (0, shape.group_size or 0)
     options: dict[str, Any] = {

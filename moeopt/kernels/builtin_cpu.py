@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 
-class CpuKernel(interpreter.InterpretedFunction):  # type: ignore[misc]  # Triton has no types
+class CpuKernel:
     """A kernel for CPU tensors, launched like any other: ``CpuKernel(fn)[grid](...)``.
 
     It works in a process where Triton also compiles, as long as the kernel calls no function that is
@@ -22,10 +23,13 @@ class CpuKernel(interpreter.InterpretedFunction):  # type: ignore[misc]  # Trito
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__(fn)
+        self._function = interpreter.InterpretedFunction(fn)
 
-    def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """Runs every program of the grid, one after the other."""
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """A launch that runs every program of the grid, one after the other."""
+        return functools.partial(self._run, grid)
+
+    def _run(self, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
         builder = interpreter.interpreter_builder
         patch_tensor, dot = interpreter._patch_lang_tensor, builder.create_dot
 
@@ -39,7 +43,7 @@ class CpuKernel(interpreter.InterpretedFunction):  # type: ignore[misc]  # Trito
 
         interpreter._patch_lang_tensor, builder.create_dot = patch, dot_of_values
         try:
-            return super().run(*args, grid=grid, warmup=warmup, **kwargs)
+            self._function[grid](*args, **kwargs)
         finally:
             interpreter._patch_lang_tensor = patch_tensor
             del builder.create_dot

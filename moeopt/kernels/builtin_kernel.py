@@ -1,3 +1,5 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators
+# (Triton gives the arguments their types.)
 """The device code of the builtin kernel: every dtype and scheme, both roles.
 
 One program computes one tile of C = A x W[expert]^T. It uses no function that Triton itself defines

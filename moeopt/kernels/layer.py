@@ -108,8 +108,8 @@ def make_batch(layer: Layer, role: Role, topk_ids: Tensor, *, seed: int) -> Rout
     ids = topk_ids.to(device=device, dtype=torch.int32).contiguous()
     logits = torch.randn(ids.shape, dtype=torch.float32, device=device, generator=generator)
     tokens = ids.shape[0] if role == "up" else ids.numel()
-    x = torch.randn(
-        (tokens, shape.reduction(role)), dtype=torch.float32, device=device, generator=generator
-    ).to(compute_dtype(shape))
+    x = torch.randn((tokens, shape.reduction(role)), dtype=torch.float32, device=device, generator=generator).to(
+        compute_dtype(shape)
+    )
     a, a_scale = quantise_activations(x, shape)
     return RoutedBatch(role, ids, torch.softmax(logits, dim=1), a, a_scale)

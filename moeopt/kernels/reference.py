@@ -39,7 +39,8 @@ def reference(layer: Layer, role: Role, batch: RoutedBatch, *, dtype: torch.dtyp
         if expert < 0:
             continue
         w = dequantise_expert(weights, expert, shape).to(dtype)
-        for rows in run.split(_ROWS_AT_ONCE):
+        for first in range(0, count, _ROWS_AT_ONCE):
+            rows = run[first : first + _ROWS_AT_ONCE]
             source = rows // shape.top_k if role == "up" else rows
             scale = batch.a_scale
             if scale is not None and scale.ndim == 2:
