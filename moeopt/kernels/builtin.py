@@ -15,7 +15,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-
 from moeopt import resources
 from moeopt.errors import UnsupportedShapeError
 from moeopt.gpu import GpuSpec

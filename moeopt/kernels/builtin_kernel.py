@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # (Triton gives the arguments their types.)
 """The device code of the builtin kernel: every dtype and scheme, both roles.
 
