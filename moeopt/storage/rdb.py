@@ -105,12 +105,12 @@ class RdbBackend(Backend):
 
     def _ensure(self, connection: Connection, wanted: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
         query = select(_STUDIES.c.study_name, _STUDIES.c.study_id).where(_STUDIES.c.study_name.in_(list(wanted)))
-        ids: dict[str, int] = dict(connection.execute(query).tuples().all())
+        ids: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
         missing = [name for name in wanted if name not in ids]
         if not missing:
             return ids
         connection.execute(insert(_STUDIES), [{"study_name": name} for name in missing])
-        ids = dict(connection.execute(query).tuples().all())
+        ids = {row[0]: row[1] for row in connection.execute(query)}
         connection.execute(
             insert(_DIRECTIONS),
             [{"study_id": ids[n], "direction": StudyDirection.MINIMIZE, "objective": 0} for n in missing],
@@ -179,7 +179,7 @@ class RdbBackend(Backend):
         self.lock_studies(connection, study_ids)
         numbers: dict[int, int] = dict.fromkeys(study_ids, 0)
         count = select(_TRIALS.c.study_id, func.count()).where(_TRIALS.c.study_id.in_(study_ids))
-        numbers.update(connection.execute(count.group_by(_TRIALS.c.study_id)).tuples().all())
+        numbers.update({row[0]: row[1] for row in connection.execute(count.group_by(_TRIALS.c.study_id))})
         trials = []
         for study_id, row in rows:
             trials.append(

@@ -1,0 +1,160 @@
+"""What every kind of database must do: one suite over SQLite, journal and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import optuna
+import pytest
+
+from moeopt.errors import StorageError
+from moeopt.measure.base import Cell, Measurement
+from moeopt.study import StudyKey, StudyStore
+
+from .conftest import CELLS
+
+Make = Callable[[int], list[Measurement]]
+
+
+def _fill(url: str, key: StudyKey, measurements: list[Measurement], run: str = "run") -> None:
+    with StudyStore(url) as store:
+        store.load(key, CELLS)
+        writer = store.writer(key)
+        for number, measurement in enumerate(measurements):
+            writer.put(measurement.job.cell, measurement, run, number)
+
+
+def test_measurements_come_back_bit_for_bit(url: str, key: StudyKey, measurements: Make) -> None:
+    given = measurements(60)
+    _fill(url, key, given)
+    with StudyStore(url, create=False) as store:
+        found = store.load(key, CELLS)
+    back = sorted((trial.seq, trial.run, trial.measurement) for trials in found.values() for trial in trials)
+    assert [measurement for _, _, measurement in back] == given
+    assert {run for _, run, _ in back} == {"run"}
+    for cell, trials in found.items():
+        assert [t.measurement.job.cell for t in trials] == [cell] * len(trials)
+        assert [t.seq for t in trials] == sorted(t.seq for t in trials)
+    ended = [t.ended for trials in found.values() for t in trials]
+    assert all(when is not None and abs(datetime.now() - when) < timedelta(minutes=5) for when in ended)
+
+
+def test_optuna_reads_what_was_written(url: str, key: StudyKey, measurements: Make) -> None:
+    given = [m for m in measurements(60) if m.job.cell == CELLS[2]]
+    _fill(url, key, given)
+    with StudyStore(url) as store:
+        study = store.optuna_study(key, CELLS[2])
+        trials = study.trials
+        assert [trial.number for trial in trials] == list(range(len(given)))
+        for trial, measurement in zip(trials, given, strict=True):
+            assert trial.params["BLOCK_SIZE_M"] == measurement.job.config.block_size_m
+            assert trial.params["num_stages"] == measurement.job.config.num_stages
+            assert list(trial.intermediate_values.values()) == list(measurement.us)
+            usable = measurement.status in ("ok", "raced_out")
+            assert trial.system_attrs["constraints"] == [0.0 if usable else 1.0]
+            assert trial.state.name == ("COMPLETE" if measurement.status == "ok" else "PRUNED")
+            assert ("reason" in trial.user_attrs) == (measurement.status != "ok")
+            if measurement.status == "ok":
+                assert trial.value == measurement.median_us
+                assert trial.user_attrs["registers"] == next(iter(measurement.resources.values())).registers
+        best = min(m.median_us for m in given if m.status == "ok")
+        assert study.best_value == best
+        assert len(study.best_trial.distributions) == 7
+        study.add_trial(study.best_trial)
+        assert study.trials[-1].number == len(given), "Optuna and the writer must count alike"
+
+
+def test_attributes_stay_under_the_limit(url: str, key: StudyKey, measurements: Make) -> None:
+    import json
+
+    _fill(url, key, measurements(12))
+    with StudyStore(url) as store:
+        for cell in CELLS:
+            for trial in store.optuna_study(key, cell).trials:
+                assert all(len(json.dumps(value)) < 2045 for value in trial.user_attrs.values())
+
+
+def test_cell_info_is_kept_and_replaced(url: str, key: StudyKey) -> None:
+    cell = CELLS[0]
+    long = {"portfolio": [{"BLOCK_SIZE_M": i} for i in range(300)], "finished": False}
+    with StudyStore(url) as store:
+        assert store.cell_info(key, cell) == {}
+        store.set_cell_info(key, cell, {"roofline_up": 10.25, "run:a": long})
+        store.set_cells_info(key, {cell: {"default_up": {"us": 1.5}}, CELLS[1]: {"roofline_down": 1}})
+    with StudyStore(url) as store:
+        assert store.cell_info(key, cell) == {"roofline_up": 10.25, "run:a": long, "default_up": {"us": 1.5}}
+        store.load(key, CELLS)
+        store.writer(key)
+        store.set_cell_info(key, cell, {"run:a": {"finished": True}})
+    with StudyStore(url) as store:
+        assert store.cell_info(key, cell)["run:a"] == {"finished": True}
+        store.set_cell_info(key, cell, {"run:a": long})
+    with StudyStore(url) as store:
+        assert store.cell_info(key, cell)["run:a"] == long
+        assert store.cell_info(key, CELLS[1]) == {"roofline_down": 1}
+
+
+def test_keys_of_several_gpus(url: str, key: StudyKey, measurements: Make) -> None:
+    from dataclasses import replace
+
+    other = replace(key, driver="580.1")
+    _fill(url, key, measurements(12))
+    _fill(url, other, measurements(8))
+    with StudyStore(url) as store:
+        found = {summary.key: summary for summary in store.keys()}
+        assert set(found) == {key, other}
+        assert found[key].trials == 12
+        assert found[other].trials == 8
+        assert sum((Counter(states) for states in found[key].cells.values()), Counter()) == {"COMPLETE": 4, "PRUNED": 8}
+        (notice,) = store.notices(other)
+        assert "driver is 580.1, was 570.86" in notice
+        assert "12 trials" in notice
+
+
+def test_stale_running_rows_are_swept_with_a_reason(url: str, key: StudyKey) -> None:
+    cell = CELLS[0]
+    with StudyStore(url) as store:
+        store.load(key, [cell])
+        study = store.optuna_study(key, cell)
+        trial = study.ask()
+        trial.suggest_int("BLOCK_SIZE_M", 8, 512, log=True)
+        if store.shared:  # on a server it may be another machine's, for an hour
+            store.load(key, [cell])
+            assert study.trials[0].state == optuna.trial.TrialState.RUNNING
+            store.backend.sweep([study._study_id], -1.0, "left RUNNING by a process that ended")
+    with StudyStore(url) as store:
+        store.lock(key)
+        assert store.load(key, [cell]) == {cell: []}
+        swept = store.optuna_study(key, cell).trials
+        assert [t.state.name for t in swept] == ["FAIL"]
+        assert swept[0].user_attrs["reason"] == "left RUNNING by a process that ended"
+
+
+def test_a_repeated_batch_is_stored_once(url: str, key: StudyKey, measurements: Make) -> None:
+    """The commit may have happened although the connection was lost before it was confirmed."""
+    given = measurements(24)
+    with StudyStore(url) as store:
+        store.load(key, CELLS)
+        writer = store.writer(key)
+        rows = [writer._row(m.job.cell, m, "run", i, datetime.now(), datetime.now()) for i, m in enumerate(given)]
+        store.backend.add_trials(rows)
+        store.backend.add_trials(rows, retry=True)
+        assert sum(len(trials) for trials in store.load(key, CELLS).values()) == len(given)
+
+
+def test_optuna_visualisation_and_importance(tmp_path: Path, key: StudyKey, measurements: Make) -> None:
+    _fill(str(tmp_path / "a.db"), key, measurements(120))
+    with StudyStore(tmp_path / "a.db") as store:
+        study = store.optuna_study(key, CELLS[0])
+        assert len(optuna.visualization.plot_optimization_history(study).data) > 0
+        assert len(optuna.visualization.plot_slice(study).data) > 0
+        importance = optuna.importance.get_param_importances(study)
+        assert {"BLOCK_SIZE_M", "num_warps"} <= set(importance)
+
+
+def test_unknown_study_is_named(url: str, key: StudyKey) -> None:
+    with StudyStore(url) as store, pytest.raises(StorageError, match="M=00777"):
+        store.optuna_study(key, Cell("up", 777))
