@@ -11,11 +11,14 @@ def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec
     """Bytes of shared memory of one program: the pipeline's buffers of A and B tiles.
 
     Triton keeps ``num_stages - 1`` buffers where the tensor cores read registers (mma), and
-    ``num_stages`` where they read shared memory (wgmma, on compute capability 9 from 64 rows on).
+    ``num_stages`` where they read shared memory (wgmma, on compute capability 9 from 64 rows on). With
+    fp8 and fewer rows than that SGLang's kernel, vLLM's and ours swap the operands there, so that the
+    64 columns count.
     """
     spec = DTYPES[shape.dtype]
     bits = config.block_size_m * spec.activation_bits + config.block_size_n * spec.weight_bits
-    wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64
+    rows = max(config.block_size_m, config.block_size_n) if spec.compute == "fp8" else config.block_size_m
+    wgmma = gpu.compute_capability[0] == 9 and rows >= 64
     buffers = config.num_stages if wgmma else config.num_stages - 1
     return buffers * bits * config.block_size_k // 8
 
