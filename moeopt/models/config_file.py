@@ -28,6 +28,7 @@ class ModelConfig:
         root: Everything in it.
         part: The mapping that describes the language model: the root, or a part such as ``text_config``.
         prefix: Dotted path of that part with a dot at its end, or "".
+        scopes: (prefix, mapping) from that part outwards to the root.
         quantization: ``quantization_config`` (or what stands for it), or None.
         quantization_key: Where that was found.
     """
@@ -36,22 +37,27 @@ class ModelConfig:
     root: Mapping[str, Any]
     part: Mapping[str, Any]
     prefix: str
-    quantization: Mapping[str, Any] | None
-    quantization_key: str
+    scopes: tuple[tuple[str, Mapping[str, Any]], ...]
+    quantization: Mapping[str, Any] | None = None
+    quantization_key: str = "quantization_config"
 
     @property
     def architecture(self) -> str | None:
-        """First of ``architectures`` (the root's, else the part's), or None."""
-        for where in (self.root, self.part):
+        """First of ``architectures`` (the root's, else the innermost part's), or None."""
+        for _, where in reversed(self.scopes):
             names = where.get("architectures")
             if isinstance(names, list) and names and isinstance(names[0], str):
                 return names[0]
+        moe = self.root.get("moe")
+        if isinstance(moe, dict) and "dim" in self.root and moe.get("num_shared_experts"):
+            # params.json names no architecture: the engines go by the shared expert.
+            return "MistralLarge3ForCausalLM"
         return None
 
     @property
     def model_types(self) -> tuple[str, ...]:
-        """``model_type`` of the root and of the part, where given."""
-        found = (self.root.get("model_type"), self.part.get("model_type"))
+        """``model_type`` from the root inwards, where given."""
+        found = [where.get("model_type") for _, where in reversed(self.scopes)]
         return tuple(dict.fromkeys(t for t in found if isinstance(t, str)))
 
     def get(self, key: str) -> tuple[str, Any] | None:
@@ -76,14 +82,14 @@ def load_config(path: str | Path, expert_keys: Sequence[str]) -> ModelConfig:
     """
     file = _find(Path(path))
     root = _read(file)
-    prefix, part = _language_part(root, expert_keys)
-    key, quantization = _quantization(root, part, prefix)
+    scopes = _search((("", root),), expert_keys, _MAX_DEPTH) or (("", root),)
+    key, quantization = _quantization(root, scopes)
     if quantization is None and file.with_name("hf_quant_config.json").is_file():
         # Older ModelOpt checkpoints say it only there.
         key = "hf_quant_config.json: quantization"
         found = _read(file.with_name("hf_quant_config.json")).get("quantization")
         quantization = {"quant_method": "modelopt", **found} if isinstance(found, dict) else None
-    return ModelConfig(file, root, part, prefix, quantization, key)
+    return ModelConfig(file, root, scopes[0][1], scopes[0][0], scopes, quantization, key)
 
 
 def _find(path: Path) -> Path:
@@ -127,41 +133,42 @@ def _read(file: Path) -> dict[str, Any]:
     return value
 
 
+def short(value: object, most: int = 80) -> str:
+    """A value of the file's as one printable line."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def _kind(value: object) -> str:
     return {list: "a list", str: "a string", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
 
 
-def _language_part(root: Mapping[str, Any], expert_keys: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
-    """The innermost known part that counts experts; the root if none does."""
-    return _search(root, "", expert_keys, _MAX_DEPTH) or ("", root)
+_Scopes = tuple[tuple[str, Mapping[str, Any]], ...]
 
 
-def _search(
-    where: Mapping[str, Any], prefix: str, expert_keys: Sequence[str], depth: int
-) -> tuple[str, Mapping[str, Any]] | None:
+def _search(scopes: _Scopes, expert_keys: Sequence[str], depth: int) -> _Scopes | None:
+    """The scopes of the innermost known part that counts experts, itself first; None if none does."""
+    prefix, where = scopes[0]
     if depth:
         for name in _NESTED:
             part = where.get(name)
             if isinstance(part, dict):
-                found = _search(part, f"{prefix}{name}.", expert_keys, depth - 1)
+                found = _search(((f"{prefix}{name}.", part), *scopes), expert_keys, depth - 1)
                 if found:
                     return found
-    probe = ModelConfig(Path(), where, where, prefix, None, "")
-    return (prefix, where) if any(probe.get(key) for key in expert_keys) else None
+    probe = ModelConfig(Path(), where, where, prefix, scopes)
+    return scopes if any(probe.get(key) for key in expert_keys) else None
 
 
-def _quantization(
-    root: Mapping[str, Any], part: Mapping[str, Any], prefix: str
-) -> tuple[str, Mapping[str, Any] | None]:
-    for where, path in ((root, ""), (part, prefix)):
+def _quantization(root: Mapping[str, Any], scopes: _Scopes) -> tuple[str, Mapping[str, Any] | None]:
+    for path, where in reversed(scopes):
         for name in ("quantization_config", "compression_config"):
             value = where.get(name)
             if isinstance(value, dict) and value:
                 return path + name, value
             if value is not None and not isinstance(value, dict):
-                raise InvalidInputError(
-                    f"{path}{name} is {_kind(value)}, not an object: give --dtype and remove it, or mend the file"
-                )
+                raise InvalidInputError(f"{path}{name} is {_kind(value)}, not an object: mend the file")
     qformat = root.get("quantization")
     if isinstance(qformat, dict) and "qformat_weight" in qformat:
         return "quantization", {"quant_method": "mistral", **qformat}

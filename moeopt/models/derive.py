@@ -10,7 +10,7 @@ from typing import Any
 
 from moeopt.errors import InvalidInputError
 from moeopt.export.names import ConfigName, check_engine
-from moeopt.models.config_file import ModelConfig, load_config
+from moeopt.models.config_file import ModelConfig, load_config, short
 from moeopt.models.families import EXPERT_KEYS, GENERIC, find_family
 from moeopt.models.lookup import OPTIONS, DerivedValue, Lookup
 from moeopt.models.quantization import Scheme, plain_scheme, read_scheme
@@ -87,7 +87,7 @@ def shape_from_model(
     _check_arguments(engine, tp, ep, dtype, fuse_shared_experts, overrides)
     config = load_config(path, EXPERT_KEYS)
     family = find_family(config.architecture, config.model_types)
-    name = config.architecture or " ".join(config.model_types) or "no architectures key"
+    name = short(config.architecture or " ".join(config.model_types) or "no architectures key")
     look = Lookup(config, family or GENERIC, overrides)
     scheme, scheme_notes = _scheme(config, dtype, overrides.get("group_size"))
     work = _Work(look, engine, tp, ep, fuse_shared_experts)

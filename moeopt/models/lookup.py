@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moeopt.errors import InvalidInputError
-from moeopt.models.config_file import ModelConfig
+from moeopt.models.config_file import ModelConfig, short
 from moeopt.models.families import GENERIC, Family
 
 # Field of MoEShape -> the option that gives it by hand.
@@ -107,7 +107,7 @@ class Lookup:
         """(key, value) of the first key that is there; of generic keys, all that are there must agree on ``name``."""
         found = [f for f in (self.config.get(key) for key in keys) if f is not None]
         if name and self.family is GENERIC and len({repr(v) for _, v in found}) > 1:
-            said = ", ".join(f"{k} = {v!r}"[:60] for k, v in found)
+            said = ", ".join(f"{k} = {short(v)}" for k, v in found)
             raise InvalidInputError(f"{self.config.path}: {name} is ambiguous ({said}); give {OPTIONS[name]} by hand")
         return found[0] if found else None
 
@@ -117,7 +117,7 @@ class Lookup:
         if isinstance(value, list) and value:
             rest = [v for v in value if v != value[0]]
             if rest and self.family.per_layer == "first":
-                self.notes.append(f"{key} = {value!r}"[:80] + ": the first is the text experts'; tune the others apart")
+                self.notes.append(f"{key} = {short(value)}" + ": the first is the text experts'; tune the others apart")
             elif rest:
                 raise InvalidInputError(
                     f"{path}: {key} differs between layers ({_listed(value)}); give {option} by hand"
@@ -125,7 +125,7 @@ class Lookup:
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             raise InvalidInputError(
-                f"{path}: {key} is {repr(value)[:60]}, a whole number is expected; give {option} by hand"
+                f"{path}: {key} is {short(value)}, a whole number is expected; give {option} by hand"
             )
         if value == 0 and name != "num_experts":
             raise InvalidInputError(f"{path}: {key} = 0; give {option} by hand")
@@ -156,5 +156,5 @@ class Lookup:
 
 
 def _listed(value: list[Any]) -> str:
-    seen = list(dict.fromkeys(repr(v)[:20] for v in value))
+    seen = list(dict.fromkeys(short(v, 20) for v in value))
     return ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")

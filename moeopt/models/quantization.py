@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moeopt.errors import InvalidInputError
-from moeopt.models.config_file import ModelConfig
+from moeopt.models.config_file import ModelConfig, short
 
 _PLAIN: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "fp16": "fp16"}
 # Keys under which the quantisers list what they left alone.
@@ -47,7 +47,7 @@ def plain_scheme(config: ModelConfig) -> Scheme:
     Raises:
         InvalidInputError: The value is none of bf16 and fp16.
     """
-    for where, prefix in ((config.part, config.prefix), (config.root, "")):
+    for prefix, where in config.scopes:
         for name in ("dtype", "torch_dtype"):
             value = where.get(name)
             if value is None or (isinstance(value, str) and value in ("", "auto")):
@@ -56,7 +56,7 @@ def plain_scheme(config: ModelConfig) -> Scheme:
             text = value.removeprefix("torch.") if isinstance(value, str) else None
             if text not in _PLAIN:
                 raise InvalidInputError(
-                    f"{config.path}: {key} is {_short(value)}: give --dtype bf16 or fp16, as the engine will load it"
+                    f"{config.path}: {key} is {short(value)}: give --dtype bf16 or fp16, as the engine will load it"
                 )
             return Scheme(_PLAIN[text], f"{key} = {text}")
     return Scheme("bf16", "assumed, no dtype or torch_dtype key", notes=("bf16 is assumed: give --dtype to change it",))
@@ -74,7 +74,7 @@ def read_scheme(config: ModelConfig, group_size: int | None = None) -> Scheme:
     """
     expert_dtype = config.part.get("expert_dtype") or (config.quantization or {}).get("expert_dtype")
     if expert_dtype is not None and expert_dtype not in ("fp8", "bf16"):
-        raise _unserved(config, f"expert_dtype = {_short(expert_dtype)}")
+        raise _unserved(config, f"expert_dtype = {short(expert_dtype)}")
     quantization = config.quantization
     if quantization is None:
         return plain_scheme(config)
@@ -132,7 +132,7 @@ class _Reader:
         raise self.bad("quant_method", method, "its layout is not known here")
 
     def at(self, key: str, value: Any) -> str:
-        return f"{self.key}.{key} = {_short(value)}"
+        return f"{self.key}.{key} = {short(value)}"
 
     def bad(
         self, key: str, value: Any, why: str, option: str = "--dtype (and --block-shape, --per-channel)"
@@ -216,9 +216,9 @@ class _Reader:
 
     def _group(self, name: str, group: Mapping[str, Any]) -> Scheme:
         weights = group["weights"]
-        key = f"config_groups.{name}.weights"
+        key = f"config_groups.{short(name)}.weights"
         bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy")
-        source = f"{self.key}.{key} = {_short(bits)}-bit {_short(kind)} per {_short(strategy)}"
+        source = f"{self.key}.{key} = {short(bits)}-bit {short(kind)} per {short(strategy)}"
         activations = group.get("input_activations")
         act_bits = activations.get("num_bits") if isinstance(activations, dict) else None
         if bits == 4 and kind == "float":
@@ -269,9 +269,3 @@ def _texts(value: object) -> Iterable[str]:
 
 def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else text[:77] + "..."
