@@ -1,40 +1,43 @@
 """How long a launch takes, from the launch config and a GPU's data sheet alone.
 
-One formula for every GPU: bytes and FLOPs per tile, programs per multiprocessor (occupancy), waves over
-the multiprocessors, pipeline depth, registers. Its few coefficients were fitted on recordings of an
-NVIDIA H200 (``benchmarks/costmodel.py`` fits and judges them); the GPU's numbers are inputs. Good for
-ranking the configs of one cell, not for promising a time.
+Two parts. A formula: bytes and FLOPs per tile, programs per multiprocessor (occupancy), waves over the
+multiprocessors, pipeline depth, registers, DRAM and L2 traffic. And a linear correction of its logarithm,
+over powers of the config's values in the regimes that the formula tells apart. The GPU's numbers are
+inputs to both; the coefficients were fitted on recordings (``benchmarks/costmodel.py`` fits and judges
+them). Good for ranking the configs of one cell, not for promising a time.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moeopt.costmodel_fitted import CORRECTION, FORMULA
 from moeopt.gpu import GpuSpec
 from moeopt.shape import DTYPES, MoEShape, Role
 from moeopt.space import LaunchConfig
 
 Array = NDArray[np.float64]
 
-COEFFICIENTS: Final[Mapping[str, float]] = {
-    "wgmma": 3.50, "mma": 4.53, "mma_8bit": 0.1146, "l2": 249.0, "shared": 182.0, "latency": 0.879, "sync": 0.0057,
-    "prologue": 4.19, "epilogue": 0.289, "empty": 0.0005, "launch": 1.49, "dram": 0.573, "power": 1.88, "ceil": 0.639,
-    "scale": 0.514, "spill": 15.2, "base": 48.0, "operands": 0.114, "warps": 0.0050, "issue": 0.0033,
-}  # fmt: skip
+# Registers of one thread: fitted on 964 binaries of an H200, median error 6 registers.
+_REGISTERS_BASE: Final = 25.1
+_REGISTERS_PER_SUM: Final = 1.063
+_REGISTERS_PER_BLOCK_SUM: Final = 1.274
+_REGISTERS_PER_COPY: Final = 2.90
+_REGISTERS_PER_OPERAND: Final = 0.676
+_MOST_REGISTERS: Final = 255
+# The correction may not overrule the formula where it was not fitted.
+_MOST_CORRECTION: Final = 1.0
+_NO_RATE_TFLOPS: Final = 100.0
 
 
 def predict_us(
-    shape: MoEShape,
-    gpu: GpuSpec,
-    role: Role,
-    batch_size: int,
-    configs: Sequence[LaunchConfig],
-    coefficients: Mapping[str, float] = COEFFICIENTS,
+    shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, configs: Sequence[LaunchConfig]
 ) -> Array:
     """Predicted microseconds of one launch for each config, uniform routing.
 
@@ -44,19 +47,22 @@ def predict_us(
         role: Which projection.
         batch_size: Tokens.
         configs: What to predict for; those that the GPU cannot run get a number too.
-        coefficients: Of the formula; the fitted ones by default.
 
     Returns:
         float64 [len(configs)], finite and positive.
     """
-    fields = np.array(
-        [
-            (c.block_size_m, c.block_size_n, c.block_size_k, c.group_size_m, c.num_warps, c.num_stages, c.maxnreg)
-            for c in configs
-        ],
-        dtype=np.float64,
-    ).reshape(-1, 7)
-    return _predict(shape, gpu, role, batch_size, fields, coefficients)
+    parts = launch_parts(shape, gpu, role, batch_size, config_fields(configs), FORMULA)
+    correction = correction_features(parts) @ np.asarray(CORRECTION)
+    return np.asarray(parts.us * np.exp(np.clip(correction, -_MOST_CORRECTION, _MOST_CORRECTION)))
+
+
+def config_fields(configs: Sequence[LaunchConfig]) -> Array:
+    """The configs' numbers: float64 [len(configs), 7], BLOCK_SIZE_M first and maxnreg last."""
+    rows = [
+        (c.block_size_m, c.block_size_n, c.block_size_k, c.group_size_m, c.num_warps, c.num_stages, c.maxnreg)
+        for c in configs
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 7)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,10 +74,10 @@ def expected_tiles(shape: MoEShape, batch_size: int, block_size_m: int) -> tuple
     shared = shape.shared_experts
     routed = shape.num_experts - shared
     share = (shape.top_k - shared) / (routed * shape.ep_size) if routed else 0.0
-    tiles = shared * -(-batch_size // block_size_m) * 1.0
-    active = float(shared)
+    most = -(-batch_size // block_size_m)
     if share >= 1.0:
-        return tiles + routed * -(-batch_size // block_size_m), active + routed
+        return float((shared + routed) * most), float(shared + routed)
+    tiles, active = float(shared * most), float(shared)
     if share > 0.0:
         counts = np.arange(batch_size + 1, dtype=np.float64)
         log_factorial = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
@@ -82,9 +88,54 @@ def expected_tiles(shape: MoEShape, batch_size: int, block_size_m: int) -> tuple
     return tiles, active
 
 
-def _predict(
+@dataclass(frozen=True)
+class LaunchParts:
+    """What the formula makes of each config of one cell; all arrays are [number of configs].
+
+    Attributes:
+        fields: Of :func:`config_fields`.
+        us: The formula's microseconds.
+        body_us: Of them, what the multiprocessors need if memory were no limit.
+        dram_us: What DRAM needs if nothing else were.
+        occupancy: Programs that fit on one multiprocessor at a time.
+        rounds: Programs over those that run at a time on the whole GPU.
+        valid_rows: Mean rows of a tile that hold a token.
+        in_flight: Loop steps whose loads are in flight.
+        registers: Estimated registers per thread, within the limit.
+        spilled: Estimated registers over the limit, relative to it.
+        wgmma: Whether the tensor cores read shared memory.
+        swapped: Whether the transposed tile is computed.
+        step_bytes: Bytes of one row of W that one loop step reads.
+    """
+
+    fields: Array
+    us: Array
+    body_us: Array
+    dram_us: Array
+    occupancy: Array
+    rounds: Array
+    valid_rows: Array
+    in_flight: Array
+    registers: Array
+    spilled: Array
+    wgmma: NDArray[np.bool_]
+    swapped: NDArray[np.bool_]
+    step_bytes: Array
+
+
+def launch_parts(
     shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, fields: Array, k: Mapping[str, float]
-) -> Array:
+) -> LaunchParts:
+    """The formula.
+
+    Args:
+        shape: The layer.
+        gpu: Data-sheet numbers.
+        role: Which projection.
+        batch_size: Tokens.
+        fields: Of :func:`config_fields`.
+        k: Its coefficients, as :data:`moeopt.costmodel_fitted.FORMULA` names them.
+    """
     bm, bn, bk, _, warps, stages, maxnreg = fields.T
     spec = DTYPES[shape.dtype]
     a_bytes, w_bytes = spec.activation_bits / 8, spec.weight_bits / 8
@@ -99,68 +150,122 @@ def _predict(
     steps = np.ceil(reduction / bk)
     programs = tiles_m * tiles_n
     launched = np.ceil(np.minimum(pairs + shape.num_experts * (bm - 1), pairs * bm) / bm) * tiles_n
+    valid = np.minimum(pairs / tiles_m, bm)
 
     # Registers and shared memory decide how many programs a multiprocessor runs at a time.
     hopper = gpu.compute_capability[0] == 9
-    swapped = hopper & (shape.dtype == "fp8_w8a8") & (bm < 64) & (bn >= 64)
-    wgmma = hopper & ((bm >= 64) | swapped) & (warps >= 4)
+    swapped = (bm < 64) & (bn >= 64) & (hopper and shape.dtype == "fp8_w8a8")
+    wgmma = ((bm >= 64) | swapped) & (warps >= 4) & hopper
     buffers = np.where(wgmma & ~swapped, stages, stages - 1)
     shared = buffers * (bm * a_bytes + bn * w_bytes) * bk
-    accumulators = bm * bn / (32 * warps) * (2 if shape.block_shape else 1)
-    operands = np.where(wgmma, 0.0, k["operands"] * (bm + bn) * 8 / (32 * np.sqrt(warps)))
-    wanted = k["base"] + accumulators + operands
-    limit = np.where(maxnreg > 0, maxnreg, 255)
-    spilled = np.maximum(0.0, wanted - limit) / limit
-    registers = np.ceil(np.clip(wanted, 32, limit) / 8) * 8
-    occupancy = np.clip(
-        np.minimum(
-            np.minimum(
-                np.floor(gpu.shared_memory_per_multiprocessor / (shared + 1024)),
-                np.floor(gpu.registers_per_multiprocessor / (registers * 32 * warps)),
-            ),
-            np.floor(gpu.warps_per_multiprocessor / warps),
-        ),
-        1,
-        32,
+    copies = (bm * a_bytes + bn * w_bytes) * bk / (16 * 32 * warps)  # 16-byte loads of one thread per step
+    wanted = (
+        _REGISTERS_BASE
+        + _REGISTERS_PER_SUM * (1 + _REGISTERS_PER_BLOCK_SUM * bool(shape.block_shape)) * bm * bn / (32 * warps)
+        + _REGISTERS_PER_COPY * copies
+        + np.where(wgmma, 0.0, _REGISTERS_PER_OPERAND * (bm + bn) * a_bytes / (8 * np.sqrt(warps)))
     )
+    most = np.where(maxnreg > 0, maxnreg, _MOST_REGISTERS)
+    spilled = np.maximum(0.0, wanted - most) / most
+    registers = np.clip(wanted, 32, most)
+    fits = np.minimum(
+        np.floor(gpu.shared_memory_per_multiprocessor / (shared + 1024)),
+        np.floor(gpu.registers_per_multiprocessor / (np.ceil(registers / 8) * 8 * 32 * warps)),
+    )
+    occupancy = np.clip(np.minimum(fits, np.floor(gpu.warps_per_multiprocessor / warps)), 1, 32)
     resident = np.minimum(occupancy, np.maximum(1, programs / units))
     rounds = programs / (units * occupancy)
-    waves = np.where(rounds < 1, 1.0, k["ceil"] * np.ceil(rounds) + (1 - k["ceil"]) * rounds)
+    whole = min(k["whole_waves"], 1.0)
+    waves = np.where(rounds < 1, 1.0, whole * np.ceil(rounds) + (1 - whole) * rounds)
 
-    # One step along K of one program, in µs of one multiprocessor.
+    # One step along K of one program, in µs: alone, and as one of those that share a multiprocessor.
     rate = _tensor_tflops(shape, gpu) * 1e6 / units
-    efficiency = np.where(wgmma, k["wgmma"], k["mma"] * (k["mma_8bit"] if spec.activation_bits == 8 else 1.0))
-    rows_computed = np.where(wgmma & ~swapped, np.maximum(bm, 64), bm)
-    compute = 2 * rows_computed * bn * bk / (rate * efficiency)
-    valid = np.minimum(pairs / tiles_m, bm)
-    load = (valid * a_bytes + bn * w_bytes) * bk / (k["l2"] * 1e3)
+    mma = k["mma"] * (k["mma_8bit"] if spec.activation_bits == 8 else 1.0)
+    efficiency = np.where(wgmma, k["wgmma"] * np.where(swapped, k["swapped"], 1.0), mma)
+    computed_rows = np.where(wgmma & ~swapped, np.maximum(bm, 64), bm)
+    short = np.maximum(1.0, 256 / (bk * w_bytes))  # under 256 contiguous bytes, loads are less efficient
+    load_bytes = (valid * a_bytes + bn * w_bytes) * bk * short ** k["short_loads"]
+    load = load_bytes / (k["l2_per_unit"] * 1e3)
     warps_m = np.minimum(np.where(bm >= bn, warps, np.minimum(2, warps)), bm / 16)
-    warps_n = warps / warps_m
     through_shared = np.where(
         wgmma,
         (64 * a_bytes + bn * w_bytes) * bk * np.maximum(bm / 64, 1),
-        (bm * a_bytes * warps_n + bn * w_bytes * warps_m) * bk,
-    ) / (k["shared"] * 1e3)
-    compute = compute + through_shared + (k["scale"] * bm * bn / 1e5 if shape.block_shape else 0.0)
+        (bm * a_bytes * warps / warps_m + bn * w_bytes * warps_m) * bk,
+    )
+    compute = (
+        2 * computed_rows * bn * bk / (rate * efficiency)
+        + through_shared / (k["shared"] * 1e3)
+        + (k["block_scale"] * bm * bn / 1e5 if shape.block_shape else 0.0)
+    )
     slower = 1 + k["spill"] * spilled
-    issue = k["issue"] * (bm * a_bytes + bn * w_bytes) * bk / (512 * warps) * 0.1
-    alone = k["sync"] + k["warps"] * warps / 80 + issue + (compute + load) * slower
-    latency = k["latency"] / np.maximum(stages - 1, 1)
-    step = _soft_max(resident * np.maximum(compute, load) * slower, latency + alone, k["power"])
+    alone = k["sync"] + k["warps"] * warps / 100 + k["issue"] * copies / 100 + (compute + k["alone"] * load) * slower
+    in_flight = np.minimum(np.maximum(stages - 1, 1), steps)
+    together = resident * np.maximum(compute, load) * slower
+    step = _soft_max(k["overlap"], together, k["latency"] / in_flight + alone)
+    fill = k["prologue"] + k["epilogue"] * resident * bm * bn / 16384 + k["fill"] * in_flight * copies * warps / 195.3
 
-    body = waves * (steps * step + k["prologue"] + k["epilogue"] * resident * bm * bn / 16384)
-    a_rows = pairs / shape.top_k if role == "up" else pairs
-    traffic = active * rows * reduction * w_bytes + a_rows * reduction * a_bytes + pairs * rows * 2
-    memory = traffic / (max(gpu.bandwidth_gbps, 1.0) * 1e3 * k["dram"])
-    idle = np.maximum(launched - programs, 0.0) / units
-    return _soft_max(body, np.full_like(body, memory), k["power"]) + k["launch"] + k["empty"] * idle
+    body = waves * (steps * step + fill)
+    l2 = programs * steps * load_bytes / (k["l2"] * 1e3 * units / 132)
+    a_rows = batch_size if role == "up" else pairs
+    traffic = active * rows * reduction * w_bytes * short ** k["short_dram"]
+    traffic = traffic + a_rows * reduction * a_bytes + pairs * rows * 2
+    dram = traffic / (max(gpu.bandwidth_gbps, 1.0) * 1e3 * k["dram"])
+    idle = (launched - programs) / units
+    return LaunchParts(
+        fields=fields,
+        us=np.maximum(_soft_max(k["bound"], body, dram, l2) + k["launch"] + k["idle"] * idle, 1e-3),
+        body_us=body,
+        dram_us=dram,
+        occupancy=occupancy,
+        rounds=rounds,
+        valid_rows=valid,
+        in_flight=in_flight,
+        registers=registers,
+        spilled=spilled,
+        wgmma=wgmma,
+        swapped=swapped,
+        step_bytes=bk * w_bytes,
+    )
 
 
-def _soft_max(a: Array, b: Array, power: float) -> Array:
+def correction_features(parts: LaunchParts) -> Array:
+    """What the linear correction is over: float64 [number of configs, 84].
+
+    21 features of the config, each in four regimes: everywhere, bound by DRAM, few programs, padded tiles.
+    """
+    bm, bn, _, group, warps, stages, _ = parts.fields.T
+    m, n, w = np.log2(bm / 32), np.log2(bn / 64), np.log2(warps / 4)
+    k = np.log2(parts.step_bytes / 128)
+    depth = np.log2(np.maximum(stages - 1, 1) / 2)
+    per_warp = np.log2(bm * bn / warps / 512)
+    features = np.stack(
+        [
+            k, k**2, n, n**2, m, m**2, w, depth, depth**2,
+            np.log2(parts.in_flight), np.log2(parts.occupancy), np.minimum(parts.spilled, 2),
+            per_warp, per_warp**2, np.log2(parts.registers / 64),
+            parts.wgmma.astype(np.float64), parts.swapped.astype(np.float64),
+            np.log2(group + 1) * 0.2, w * n, w * m, k * n,
+        ],
+        axis=1,
+    )  # fmt: skip
+    regimes = np.stack(
+        [
+            np.ones_like(bm),
+            parts.dram_us / (parts.dram_us + parts.body_us),
+            1 / (1 + parts.rounds),
+            np.log2(bm / parts.valid_rows) / 4,
+        ],
+        axis=1,
+    )
+    return np.asarray((features[:, :, None] * regimes[:, None, :]).reshape(len(features), -1))
+
+
+def _soft_max(power: float, *times: Array) -> Array:
     """A smooth maximum: what overlaps hides the shorter part, but not for free."""
-    return np.asarray((a**power + b**power) ** (1 / power), dtype=np.float64)
+    total: Array = np.sum([time**power for time in times], axis=0)
+    return np.asarray(total ** (1 / power), dtype=np.float64)
 
 
 def _tensor_tflops(shape: MoEShape, gpu: GpuSpec) -> float:
     rates = {"fp8": gpu.fp8_tflops, "int8": gpu.int8_tops}
-    return rates.get(DTYPES[shape.dtype].compute, 0.0) or gpu.bf16_tflops or 100.0
+    return float(rates.get(DTYPES[shape.dtype].compute, 0.0) or gpu.bf16_tflops or _NO_RATE_TFLOPS)
