@@ -104,7 +104,7 @@ def test_keys_of_several_gpus(url: str, key: StudyKey, measurements: Make) -> No
     _fill(url, key, measurements(12))
     _fill(url, other, measurements(8))
     with StudyStore(url) as store:
-        found = {summary.key: summary for summary in store.keys()}
+        found = {summary.key: summary for summary in store.keys()}  # noqa: SIM118  (no dict)
         assert set(found) == {key, other}
         assert found[key].trials == 12
         assert found[other].trials == 8

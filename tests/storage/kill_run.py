@@ -1,0 +1,64 @@
+"""Runs tunes in forked children, so that a test can kill -9 them without paying for imports each time.
+
+Reads one JSON line per run: {"storage", "log", "result"}; answers with the child's pid, and with
+its exit status when it has ended. Each measurement is a line of the log, written before it is
+handed over: time and job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from moeopt.measure.base import Job, Measurement, Race, never_stop
+from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.study import StudyStore
+from moeopt.tuner import TuneOptions, Tuner
+
+SECONDS_PER_JOB = 0.008
+
+
+class SlowDevice(RecordedDevice):
+    """Replays at the pace of a GPU and writes down what it was asked for."""
+
+    def __init__(self, recording: Recording, log: Path) -> None:
+        super().__init__(recording)
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
+        for measurement in super().measure(jobs, race):
+            time.sleep(SECONDS_PER_JOB)
+            job = measurement.job
+            line = f"{time.time()} {job.cell.role} {job.cell.batch_size} {job.config}\n"
+            os.write(self._log, line.encode())
+            yield measurement
+
+
+def run(recording: Recording, order: dict[str, str]) -> None:
+    with StudyStore(order["storage"]) as store:
+        device = SlowDevice(recording, Path(order["log"]))
+        options = TuneOptions(batch_sizes=(2, 64, 1024), trials=10, seed=5)
+        result = Tuner(device, store, options).run()
+    Path(order["result"]).write_text(json.dumps(result.to_dict(), sort_keys=True))
+
+
+def main() -> None:
+    recording = Recording.load(sys.argv[1])
+    import optuna.storages._rdb.models  # noqa: F401  (so that children need not)
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            run(recording, json.loads(line))
+            os._exit(0)
+        print(pid, flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main()
