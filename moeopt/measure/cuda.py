@@ -1,0 +1,224 @@
+"""CUDA GPUs as devices."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moeopt.compile import CompilePool
+from moeopt.errors import DeviceError, UnknownGpuError
+from moeopt.gpu import GpuSpec
+from moeopt.kernels.base import MoEKernel
+from moeopt.measure.base import Cell, Device, DeviceInfo
+from moeopt.measure.bench import CudaBench
+from moeopt.measure.device import WorkerDevice
+from moeopt.measure.monitor import GpuMonitor, gpu_count
+from moeopt.measure.roofline import Rates, RateStore, rate_key, roofline_us
+from moeopt.measure.supervisor import Deadlines, Supervisor
+from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
+
+if TYPE_CHECKING:
+    from moeopt.devices import DeviceOptions
+
+log = logging.getLogger(__name__)
+
+# Limits that decide what is legal: where the table and the driver differ, the run must not go on.
+_LIMITS = (
+    "name", "compute_capability", "shared_memory_per_block_optin", "registers_per_multiprocessor",
+    "warps_per_multiprocessor",
+)  # fmt: skip
+
+
+class CudaDevice(WorkerDevice):
+    """One CUDA GPU: its worker process, and the compile pool that feeds it.
+
+    The parent never opens a CUDA context. The worker imports torch, takes the GPU and makes the
+    operands while the parent and the compile processes are still starting.
+    """
+
+    def __init__(
+        self,
+        shape: MoEShape,
+        index: int,
+        options: DeviceOptions,
+        *,
+        batch_sizes: Sequence[int] | None = None,
+        pool: CompilePool | None = None,
+        rates: RateStore | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self.index = index
+        self.options = options
+        planned = tuple(batch_sizes or DEFAULT_BATCH_SIZES)
+        monitor = GpuMonitor.open(index)
+        environment = {"TRITON_CACHE_DIR": str(options.compile_cache)} if options.compile_cache else {}
+        # Not imported here: the worker finds its kernel by itself, at the same time.
+        make_kernel = functools.partial(_kernel, options.kernel, options.engine)
+        bench = CudaBench(make_kernel, shape, index, options.routing, planned, options.seed, options.warm_l2)
+        supervisor = Supervisor(bench, log_path(index), deadlines=deadlines, environment=environment)
+        supervisor.prepare([Cell(role, m) for m in planned for role in ("up", "down")])
+        try:
+            supervisor.start()
+            gpu = _spec(monitor) or GpuSpec.from_dict(supervisor.facts()["gpu"])
+            kernel = make_kernel()
+            kernel.check(shape, gpu)
+            if pool is None:
+                pool = make_pool(shape, gpu, kernel, options)
+            info = _info(gpu, index, kernel, monitor, options)
+        except BaseException:
+            supervisor.close()
+            if pool is not None:
+                pool.close()
+            raise
+        self.pool = pool
+        self._rate_store = rates or RateStore()
+        self._rates: Rates | None = None
+        super().__init__(
+            shape=shape,
+            gpu=gpu,
+            kernel=kernel,
+            info=info,
+            supervisor=supervisor,
+            compiler=pool,
+            batch_sizes=planned,
+            monitor=monitor,
+            wait_idle=options.wait_idle,
+        )
+
+    @property
+    def worker_facts(self) -> dict[str, Any]:
+        """What the worker says of the GPU and of how it times; waits until it is up."""
+        return self._ensure_worker()
+
+    def rates(self) -> Rates:
+        """Measured copy bandwidth and matmul rate: from the user's cache, or measured now and kept.
+
+        Raises:
+            DeviceError: They are not known yet and a measurement is under way.
+        """
+        if self._rates is None:
+            key = rate_key(self.gpu.name, self.info.driver, self.info.torch, self.shape)
+            self._rates = self._rate_store.load(key)
+            if self._rates is None:
+                self._rates = Rates(**self._ask("rates"))
+                self._rate_store.save(key, self._rates)
+        return self._rates
+
+    def roofline_us(self, cell: Cell) -> float | None:
+        if self._rates is None and self._measuring:
+            return None
+        return roofline_us(self.shape, cell, self.rates(), self.options.routing, self.options.seed)
+
+    def _ensure_worker(self) -> dict[str, Any]:
+        facts = super()._ensure_worker()
+        found = GpuSpec.from_dict(facts["gpu"])
+        for limit in _LIMITS:
+            if getattr(found, limit) != getattr(self.gpu, limit):
+                raise DeviceError(
+                    f"cuda:{self.index} has {limit} {getattr(found, limit)!r} and {getattr(self.gpu, limit)!r} was "
+                    "expected: set CUDA_DEVICE_ORDER=PCI_BUS_ID if several kinds of GPU are in this machine"
+                )
+        return facts
+
+
+def open_cuda(
+    shape: MoEShape,
+    indices: Sequence[int] | None,
+    options: DeviceOptions,
+    *,
+    batch_sizes: Sequence[int] | None = None,
+) -> Device:
+    """Opens CUDA GPUs as one device.
+
+    Args:
+        shape: The layer.
+        indices: torch's indices, or None for all visible GPUs.
+        options: How they are used.
+        batch_sizes: What will be timed.
+
+    Raises:
+        DeviceError: There is no such GPU, it has too little memory, or the GPUs differ.
+    """
+    if indices is None:
+        indices = range(_visible_gpus())
+    if not indices:
+        raise DeviceError("no CUDA GPU was found: use a GPU machine, or replay a recording with --gpu recorded:FILE")
+    if len(indices) == 1:
+        return CudaDevice(shape, indices[0], options, batch_sizes=batch_sizes)
+    from moeopt.measure.fleet import Fleet
+
+    devices: list[CudaDevice] = []
+    try:
+        for index in indices:
+            pool = devices[0].pool if devices else None
+            devices.append(CudaDevice(shape, index, options, batch_sizes=batch_sizes, pool=pool))
+        return Fleet(devices)
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+
+
+def make_pool(shape: MoEShape, gpu: GpuSpec, kernel: MoEKernel, options: DeviceOptions) -> CompilePool:
+    """A started compile pool for the GPU."""
+    pool = CompilePool(kernel, shape, gpu.compute_capability, workers=options.workers, cache_dir=options.compile_cache)
+    pool.start()
+    return pool
+
+
+def log_path(index: int) -> Path:
+    """Where the output of this process's worker on a GPU goes."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("moeopt")) / "logs" / f"{os.getpid()}-gpu{index}.log"
+
+
+def _kernel(name: str, engine: str | None) -> MoEKernel:
+    from moeopt.kernels import get_kernel
+
+    return get_kernel(name, engine=engine)
+
+
+def _spec(monitor: GpuMonitor | None) -> GpuSpec | None:
+    """Limits from the table, by the name that the driver gives: seconds before torch could tell."""
+    if monitor is None:
+        return None
+    try:
+        spec = GpuSpec.by_name(monitor.name)
+    except UnknownGpuError:
+        return None
+    return spec if spec.name == monitor.name else None
+
+
+def _info(
+    gpu: GpuSpec, index: int, kernel: MoEKernel, monitor: GpuMonitor | None, options: DeviceOptions
+) -> DeviceInfo:
+    from moeopt.kernels.routing import Routing
+
+    key = kernel.key
+    routing = Routing.parse(options.routing).key
+    return DeviceInfo(
+        source=f"measured on {gpu.name} (cuda:{index}) with the {key.name} kernel",
+        kernel=key.name,
+        kernel_version=key.version,
+        kernel_hash=key.source_hash,
+        triton=importlib.metadata.version("triton"),
+        torch=importlib.metadata.version("torch"),
+        driver=monitor.driver if monitor is not None else "",
+        # Times with a warm cache are other times: they must not share a study with cold ones.
+        routing=f"{routing}, warm L2" if options.warm_l2 else routing,
+    )
+
+
+def _visible_gpus() -> int:
+    count = gpu_count()
+    if count is None:
+        import torch
+
+        count = int(torch.cuda.device_count())
+    return count

@@ -1,0 +1,201 @@
+"""Several GPUs of one kind as one device."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from moeopt.errors import DeviceError
+from moeopt.measure.base import Cell, Device, Job, Measurement, Race, never_stop
+from moeopt.shape import Role
+from moeopt.space import LaunchConfig
+
+log = logging.getLogger(__name__)
+
+# How far the control config's times on the GPUs may lie apart, as a share of the fastest.
+AGREEMENT: Final = 0.03
+# What a timing costs beside its launches, in tokens' worth of launch: for sharing work out evenly.
+_FIXED_COST: Final = 512
+_JOIN_S: Final = 2.0
+_ANSWER_S: Final = 0.1
+
+
+class ControlledDevice(Protocol):
+    """A device with a config that every one of its kind can time, to be compared with others."""
+
+    def control_us(self) -> float | None:
+        """Microseconds of the control config, or None where it has none."""
+
+
+class Fleet(Device):
+    """Shares jobs out over devices, whole batch sizes at a time.
+
+    All configs of a batch size are timed on the same GPU, so that what is compared is never mixed.
+    Before the first timing every GPU times the control config: if they do not agree within
+    :data:`AGREEMENT`, it refuses.
+
+    Args:
+        devices: At least one, all of the same shape, kind of GPU, and kernel.
+
+    Raises:
+        DeviceError: They differ.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        if not devices:
+            raise DeviceError("no GPU was given: name at least one")
+        first = devices[0]
+        for number, device in enumerate(devices):
+            if device.gpu != first.gpu:
+                raise DeviceError(
+                    f"GPU {number} is {device.gpu.name} and GPU 0 is {first.gpu.name}: tune each kind by itself, "
+                    "with --gpu cuda:N"
+                )
+            if device.shape != first.shape or device.info.kernel_hash != first.info.kernel_hash:
+                raise DeviceError(f"GPU {number} would time another shape or kernel than GPU 0")
+        self.devices = tuple(devices)
+        self.shape, self.gpu, self.info = first.shape, first.gpu, first.info
+        self.control: tuple[float, ...] | None = None
+        self._owner: dict[int, int] = {}
+        self._load = [0] * len(devices)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        return self.devices[0].batch_sizes
+
+    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
+        return self.devices[0].candidates(configs)
+
+    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
+        return self.devices[0].default_config(role, batch_size)
+
+    def space_extras(self) -> tuple[str, ...]:
+        return self.devices[0].space_extras()
+
+    def hint(self, configs: Iterable[LaunchConfig]) -> None:
+        # One compile pool serves all.
+        self.devices[0].hint(configs)
+
+    def roofline_us(self, cell: Cell) -> float | None:
+        return self.devices[0].roofline_us(cell)
+
+    def check_agreement(self) -> tuple[float, ...]:
+        """Times the control config on every GPU.
+
+        Returns:
+            Microseconds per GPU.
+
+        Raises:
+            DeviceError: They do not agree, or there is nothing to compare.
+        """
+        if self.control is None:
+            times: list[float] = []
+            for number, device in enumerate(self.devices):
+                control = getattr(device, "control_us", None)
+                us = control() if control is not None else None
+                if us is None:
+                    raise DeviceError(
+                        f"GPU {number} cannot time the control config, so nothing shows that the GPUs agree: "
+                        "use one of them, with --gpu cuda:N"
+                    )
+                times.append(us)
+            apart = max(times) / min(times) - 1.0
+            if apart > AGREEMENT:
+                listed = ", ".join(f"GPU {i} {us:.1f} µs" for i, us in enumerate(times))
+                raise DeviceError(
+                    f"the GPUs disagree by {100 * apart:.1f} % on the control config ({listed}), "
+                    f"{100 * AGREEMENT:g} % is allowed: their times cannot be mixed, use one with --gpu cuda:N"
+                )
+            log.info("the GPUs agree within %.2f %% on the control config", 100 * apart)
+            self.control = tuple(times)
+        return self.control
+
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
+        """Times each share on its GPU at once; ``race`` is called in the calling thread."""
+        if not jobs:
+            return
+        self.check_agreement()
+        shares: list[list[Job]] = [[] for _ in self.devices]
+        for job in jobs:
+            shares[self._owner_of(job.cell.batch_size)].append(job)
+        exchange = _Exchange()
+        threads = [
+            threading.Thread(target=exchange.work, args=(device, share), name=f"moeopt-gpu{number}", daemon=True)
+            for number, (device, share) in enumerate(zip(self.devices, shares, strict=True))
+            if share
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield from exchange.results(race, len(threads))
+        finally:
+            exchange.stop()
+            for thread in threads:
+                thread.join(timeout=_JOIN_S)
+
+    def _owner_of(self, batch_size: int) -> int:
+        if batch_size not in self._owner:
+            lightest = min(range(len(self.devices)), key=lambda i: (self._load[i], i))
+            self._owner[batch_size] = lightest
+            self._load[lightest] += batch_size + _FIXED_COST
+        return self._owner[batch_size]
+
+    def close(self) -> None:
+        for device in self.devices:
+            device.close()
+
+    def statistics(self) -> list[Any]:
+        """Statistics of each device that keeps some."""
+        return [device.statistics() for device in self.devices if hasattr(device, "statistics")]
+
+
+class _Exchange:
+    """Carries results and questions from the devices' threads to the calling one."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def work(self, device: Device, jobs: Sequence[Job]) -> None:
+        """Runs in a device's thread."""
+        try:
+            with contextlib.closing(device.measure(jobs, self._ask)) as results:
+                for measurement in results:
+                    if self._stopped.is_set():
+                        break
+                    self._inbox.put(("result", measurement, None))
+        except BaseException as error:  # noqa: BLE001  (the border of a thread: raised in the calling one)
+            self._inbox.put(("error", error, None))
+        else:
+            self._inbox.put(("end", None, None))
+
+    def _ask(self, job: Job, rounds: Sequence[float]) -> bool:
+        if self._stopped.is_set():
+            return True
+        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._inbox.put(("race", (job, rounds), answer))
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Empty):
+                return answer.get(timeout=_ANSWER_S)
+        return True
+
+    def results(self, race: Race, threads: int) -> Generator[Measurement, None, None]:
+        """Runs in the calling thread until all others have ended."""
+        while threads:
+            kind, value, answer = self._inbox.get()
+            if kind == "race":
+                answer.put(race(*value))
+            elif kind == "result":
+                yield value
+            elif kind == "error":
+                raise value
+            else:
+                threads -= 1
+
+    def stop(self) -> None:
+        """Lets every thread end: no question waits for an answer."""
+        self._stopped.set()

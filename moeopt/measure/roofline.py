@@ -1,0 +1,215 @@
+"""What no kernel can beat: bytes over bandwidth, operations over matmul rate, both measured once per GPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from moeopt.measure.base import Cell
+from moeopt.measure.workset import LAUNCHES, expert_bytes, touched
+from moeopt.shape import DTYPES, MoEShape, Role
+
+log = logging.getLogger(__name__)
+
+_COPY_BYTES: Final = 1 << 30
+_MATMUL_SIZE: Final = 8192
+_REPEATS: Final = 8
+_FORMAT: Final = 1
+_LARGE_BATCH: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one launch has to do at least.
+
+    Attributes:
+        bytes: Touched experts' weights once, activations, outputs.
+        flops: Two per multiply-add.
+    """
+
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a GPU does.
+
+    Attributes:
+        copy_gbps: Bytes read plus bytes written of a large copy, in GB/s.
+        matmul_tflops: Of a large matrix product in the shape's compute type; None where it could not
+            be measured.
+    """
+
+    copy_gbps: float
+    matmul_tflops: float | None
+
+
+def work(shape: MoEShape, role: Role, batch_size: int, experts: float, pairs: float | None = None) -> Work:
+    """Bytes and operations of one launch.
+
+    Args:
+        shape: The layer.
+        role: Which projection.
+        batch_size: M.
+        experts: How many experts of this GPU the batch visits.
+        pairs: (token, expert) pairs with an expert on this GPU; None for M * top_k.
+    """
+    all_pairs = batch_size * shape.top_k
+    pairs = all_pairs if pairs is None else pairs
+    rows, k = shape.output_rows(role), shape.reduction(role)
+    tokens = batch_size if role == "up" else pairs
+    activations = tokens * k * DTYPES[shape.dtype].activation_bits / 8
+    outputs = all_pairs * rows * 2
+    return Work(experts * expert_bytes(shape, role) + activations + outputs, 2.0 * pairs * rows * k)
+
+
+def drawn_work(shape: MoEShape, role: Role, batch_size: int, routing: str, seed: int) -> Work:
+    """The work of the routings that are timed, on average."""
+    experts, pairs = _visits(shape, batch_size, routing, seed)
+    return work(shape, role, batch_size, experts, pairs)
+
+
+@lru_cache(maxsize=256)
+def _visits(shape: MoEShape, batch_size: int, routing: str, seed: int) -> tuple[float, float]:
+    """Experts visited and pairs with an expert here, on average over the routings drawn."""
+    from moeopt.kernels.routing import Routing
+
+    # Large batches differ little from one another, and take long to draw.
+    count = LAUNCHES if batch_size < _LARGE_BATCH else 1
+    drawn = Routing.parse(routing).draw(shape, batch_size, count, seed)
+    experts = float(np.mean([touched(ids, shape.num_experts) for ids in drawn]))
+    return experts, float(((drawn >= 0) & (drawn < shape.num_experts)).sum()) / len(drawn)
+
+
+def bound_us(what: Work, rates: Rates) -> float:
+    """Microseconds that the work takes at these rates: the longer of the two."""
+    moving = what.bytes / (rates.copy_gbps * 1e3)
+    computing = what.flops / (rates.matmul_tflops * 1e6) if rates.matmul_tflops else 0.0
+    return max(moving, computing)
+
+
+class RateStore:
+    """Measured rates in a file of the user's cache, by GPU, driver, torch and compute type."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_path()
+
+    def load(self, key: str) -> Rates | None:
+        """The rates of a key, or None. A file that cannot be read counts as empty."""
+        entry = self._read().get(key)
+        try:
+            return Rates(float(entry["copy_gbps"]), entry["matmul_tflops"]) if entry else None
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def save(self, key: str, rates: Rates) -> None:
+        """Adds an entry. A cache that cannot be written is no error: it is measured again next time."""
+        content = {**self._read(), key: asdict(rates)}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
+                json.dump({"format": _FORMAT, "rates": content}, file, indent=1)
+            Path(file.name).replace(self.path)
+        except OSError as error:
+            log.info("%s cannot be written (%s): the GPU's rates are measured again next time", self.path, error)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            data = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("rates"), dict):
+            return {}
+        return dict(data["rates"])
+
+
+@cache
+def default_path() -> Path:
+    """Where rates are kept."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("moeopt")) / "rates.json"
+
+
+def rate_key(gpu: str, driver: str, torch: str, shape: MoEShape) -> str:
+    """Key of a :class:`RateStore` entry."""
+    return " | ".join((gpu, driver, torch, DTYPES[shape.dtype].compute))
+
+
+def measure_rates(device: Any, shape: MoEShape) -> dict[str, float | None]:
+    """Measures copy bandwidth and matmul rate on the current stream: about 0.2 s and 2 GiB.
+
+    Args:
+        device: torch device.
+        shape: Its compute type is multiplied.
+
+    Returns:
+        The fields of :class:`Rates`.
+    """
+    import torch
+
+    event: Any = torch.cuda.Event
+
+    def seconds(action: Callable[[], object]) -> float:
+        times: list[float] = []
+        for number in range(_REPEATS + 2):
+            first, last = event(enable_timing=True), event(enable_timing=True)
+            first.record()
+            action()
+            last.record()
+            torch.cuda.current_stream().synchronize()
+            if number >= 2:
+                times.append(first.elapsed_time(last) * 1e-3)
+        return statistics.median(times)
+
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(_COPY_BYTES, max(1 << 26, free // 4))
+    copy_gbps = 2 * size / seconds(_copy(device, size)) * 1e-9
+    n = _MATMUL_SIZE if free > 8 * _MATMUL_SIZE**2 * 2 else _MATMUL_SIZE // 2
+    try:
+        tflops: float | None = 2.0 * n**3 / seconds(_matmul(device, DTYPES[shape.dtype].compute, n)) * 1e-12
+    except (RuntimeError, AttributeError) as error:
+        log.info("the %s matmul rate cannot be measured here: %s", DTYPES[shape.dtype].compute, error)
+        tflops = None
+    torch.cuda.empty_cache()
+    return {"copy_gbps": round(copy_gbps, 1), "matmul_tflops": None if tflops is None else round(tflops, 1)}
+
+
+def _copy(device: Any, size: int) -> Callable[[], object]:
+    import torch
+
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_(0, 255)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _matmul(device: Any, compute: str, n: int) -> Callable[[], object]:
+    import torch
+
+    a = torch.randn(n, n, dtype=torch.bfloat16, device=device)
+    b = torch.randn(n, n, dtype=torch.bfloat16, device=device)
+    if compute == "fp8":
+        one = torch.ones((), dtype=torch.float32, device=device)
+        a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    if compute == "int8":
+        ai, bi = (a * 30).to(torch.int8), (b * 30).to(torch.int8).t()
+        return lambda: torch._int_mm(ai, bi)
+    if compute == "fp16":
+        a, b = a.to(torch.float16), b.to(torch.float16)
+    return lambda: torch.mm(a, b)
+
+
+def roofline_us(shape: MoEShape, cell: Cell, rates: Rates, routing: str, seed: int) -> float:
+    """Microseconds below which the cell's launches cannot go; the sum of both roles in joint mode."""
+    return sum(bound_us(drawn_work(shape, role, cell.batch_size, routing, seed), rates) for role in cell.roles)

@@ -1,0 +1,53 @@
+"""Benches that do wrong in ways of their own. The worker process imports this: it stays light."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from moeopt.measure.base import Cell, Job
+from moeopt.measure.faults import FaultyBench
+from moeopt.measure.worker import Checked
+from moeopt.space import LaunchConfig
+
+
+@dataclass
+class StillbornBench(FaultyBench):
+    def open(self) -> dict[str, Any]:
+        os.abort()
+
+
+@dataclass
+class DiesOverOperandsBench(FaultyBench):
+    def prepare(self, cell: Cell) -> None:
+        if cell.batch_size == 64:
+            os.abort()
+
+
+@dataclass
+class LongLaunchBench(FaultyBench):
+    """Rounds that are slow, and said to be."""
+
+    def check(self, job: Job) -> Checked:
+        checked = super().check(job)
+        return Checked(checked.relative_error, 0.2)
+
+
+@dataclass
+class DriftingBench(FaultyBench):
+    """The control config takes another factor of its time each time it is timed."""
+
+    factors: tuple[float, ...] = (1.0,)
+    control: LaunchConfig | None = None
+    times: int = -1
+
+    def check(self, job: Job) -> Checked:
+        self.factor = 1.0
+        if job.config == self.control:
+            self.times = min(self.times + 1, len(self.factors) - 1)
+            self.factor = self.factors[self.times]
+        return super().check(job)
+
+    def round(self) -> float:
+        return super().round() * self.factor
