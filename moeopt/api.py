@@ -11,7 +11,7 @@ from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
 from moeopt.progress import TuneProgress
 from moeopt.result import TuneResult
-from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape, check_batch_sizes
 from moeopt.study import StudyStore
 from moeopt.tuner import DEFAULT_STORAGE, TuneOptions, Tuner, load_result, parse_timeout
 
@@ -74,12 +74,13 @@ def tune(
             device = gpu
         else:
             options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
-            device = stack.enter_context(open_device(gpu, shape, options, batch_sizes=sizes or DEFAULT_BATCH_SIZES))
+            planned = DEFAULT_BATCH_SIZES if sizes is None else check_batch_sizes(sizes)
+            device = stack.enter_context(open_device(gpu, shape, options, batch_sizes=planned))
         tuner = Tuner(
             device,
             store,
             TuneOptions(
-                batch_sizes=sizes or device.batch_sizes or DEFAULT_BATCH_SIZES,
+                batch_sizes=device.batch_sizes or DEFAULT_BATCH_SIZES if sizes is None else sizes,
                 mode=mode,
                 space=space,
                 trials=trials,

@@ -114,7 +114,7 @@ class Recorder:
         cells = [Cell(role, m) for role in ROLES for m in self.batch_sizes]
         jobs = [Job(cell, config) for config in configs for cell in cells]
         waiting: dict[LaunchConfig, list[Measurement]] = defaultdict(list)
-        with closing(self.device.measure(jobs, self._race)) as results:  # type: ignore[type-var]  # a generator
+        with closing(self.device.measure(jobs, self._race)) as results:
             for measurement in results:
                 config, cell = measurement.job.config, measurement.job.cell
                 if measurement.us:

@@ -128,7 +128,7 @@ def find_recording(name: str, base: Path | None = None) -> Path:
     if name in shipped:
         return shipped[name]
     raise InvalidInputError(
-        f"recording {name!r} was not found: give a path, or a shipped one ({', '.join(sorted(shipped)) or 'none there'})"
+        f"recording {name!r} was not found: give a path, or a shipped one ({', '.join(sorted(shipped)) or 'none'})"
     )
 
 

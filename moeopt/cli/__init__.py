@@ -29,7 +29,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_version_option)
+    app.callback(invoke_without_command=True)(_version_option)
     for name in COMMANDS:
         if importlib.util.find_spec(f"moeopt.cli.{name}"):
             importlib.import_module(f"moeopt.cli.{name}").register(app)

@@ -1,0 +1,79 @@
+"""Study files: what is accepted, and one clear line for what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeopt.errors import InvalidInputError
+from moeopt.shape import MoEShape
+from moeopt.study_file import StudyFile, find_recording, shipped_recordings
+
+SHAPE = "[shape]\nnum_experts = 8\ntop_k = 2\nhidden_size = 256\nintermediate_size = 128\n"
+STUDIES = sorted((Path(__file__).parents[1] / "studies").glob("*.toml"))
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "study.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_small_study(tmp_path: Path) -> None:
+    study = StudyFile.load(write(tmp_path, SHAPE + '[tune]\ntrials = 5\n[export]\nengine="vllm"\ndirectory="out"\n'))
+    assert study.shape == MoEShape(8, 2, 256, 128)
+    assert study.tune == {"trials": 5}
+    assert study.export_directory == tmp_path / "out"
+    assert study.recording is None
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.name)
+def test_the_studies_in_the_repository_load(path: Path) -> None:
+    study = StudyFile.load(path)
+    assert study.description
+
+
+def test_there_are_studies_and_recordings() -> None:
+    assert STUDIES
+    assert shipped_recordings()
+    for name in shipped_recordings():
+        assert find_recording(name).is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"section \[shape\] is missing"),
+        ("x = [", "not TOML"),
+        ("shape = 3", "'shape' must be a section"),
+        (SHAPE + "[tuning]\n", "section 'tuning' is unknown"),
+        (SHAPE + "[tune]\nbatches = [1]\n", r"key of \[tune\] 'batches' is unknown"),
+        (SHAPE + "[tune]\ntrials = 'many'\n", r"trials in \[tune\] is 'many': a whole number is expected"),
+        (SHAPE + "[tune]\ntrials = true\n", "trials"),
+        (SHAPE + "[export]\nengine = 3\n", "engine is 3: a text is expected"),
+        (SHAPE + "[replay]\nrecording = 'none.jsonl.gz'\n", "recording 'none.jsonl.gz' was not found"),
+        (SHAPE.replace("num_experts = 8", "num_experts = 1"), "top_k 2 is greater than the 1 experts"),
+        (SHAPE + "dtype = 'fp3'\n", "dtype 'fp3' is unknown"),
+        (SHAPE + "experts = 3\n", "shape key 'experts' is unknown"),
+        ("[shape]\nnum_experts = 8\n", "shape key 'top_k' is missing"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InvalidInputError, match=message) as error:
+        StudyFile.load(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="no such study file"):
+        StudyFile.load(tmp_path / "none.toml")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        StudyFile.load(path)
