@@ -2,7 +2,7 @@
 
 from moeopt.export.importer import ExistingConfigs, import_configs
 from moeopt.export.install import Installed, install_configs, start_line
-from moeopt.export.ladder import InterpolatedTimes, Rung, find_rungs, with_rungs
+from moeopt.export.ladder import InterpolatedTimes, Ladder, Rung, find_rungs, with_rungs
 from moeopt.export.lookup import Lookup, find_config_files
 from moeopt.export.names import ENGINES, ConfigName, Engine, device_file_name, device_relatives, version_directory
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
@@ -16,6 +16,7 @@ __all__ = [
     "ExistingConfigs",
     "Installed",
     "InterpolatedTimes",
+    "Ladder",
     "Lookup",
     "Problem",
     "Rung",

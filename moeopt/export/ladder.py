@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,6 +48,19 @@ class Rung:
         return self.nearest_us / self.us - 1
 
 
+@dataclass(frozen=True)
+class Ladder:
+    """What :func:`find_rungs` found.
+
+    Attributes:
+        rungs: The batch sizes to add, ascending.
+        unknown: Midpoints at which a time was missing, so that nothing can be said there.
+    """
+
+    rungs: tuple[Rung, ...]
+    unknown: tuple[int, ...]
+
+
 def find_rungs(
     up: Mapping[int, LaunchConfig],
     down: Mapping[int, LaunchConfig] | None,
@@ -55,7 +68,7 @@ def find_rungs(
     *,
     tolerance: float = TOLERANCE,
     most: int = _MOST_RUNGS,
-) -> list[Rung]:
+) -> Ladder:
     """Batch sizes to add so that no midpoint runs a config that its neighbour beats by more than the tolerance.
 
     Between two keys the engine changes over half way. Both sides of the change are looked at; where the
@@ -68,40 +81,40 @@ def find_rungs(
         time_us: What a launch takes.
         tolerance: How much slower is too slow.
         most: At most this many keys, those with the largest gain.
-
-    Returns:
-        The new keys, ascending.
     """
     pairs = {m: (up[m], down[m] if down is not None else up[m]) for m in sorted(up)}
     keys = list(pairs)
     rungs: list[Rung] = []
+    unknown: list[int] = []
     for low, high in itertools.pairwise(keys):
-        rungs += _between(low, high, low, high, pairs, time_us, tolerance)
+        rungs += _between(low, high, pairs, time_us, tolerance, unknown)
     rungs.sort(key=lambda rung: -rung.gain)
-    return sorted(rungs[:most], key=lambda rung: rung.batch_size)
+    return Ladder(tuple(sorted(rungs[:most], key=lambda rung: rung.batch_size)), tuple(unknown))
 
 
 def _between(
-    low: int,
-    high: int,
-    low_source: int,
-    high_source: int,
+    low_key: int,
+    high_key: int,
     pairs: Mapping[int, tuple[LaunchConfig, LaunchConfig]],
     time_us: TimeUs,
     tolerance: float,
+    unknown: list[int],
 ) -> list[Rung]:
-    """New keys strictly between two keys whose configs come from two tuned batch sizes."""
+    """New keys strictly between two neighbours; midpoints without a time are added to ``unknown``."""
     rungs: list[Rung] = []
+    low, high = low_key, high_key
     while high - low > 1:
         # A tie goes to the first key of the file, the smaller one.
         below = (low + high) // 2
-        for m, nearest, other in ((below, low_source, high_source), (below + 1, high_source, low_source)):
+        for m, nearest, other in ((below, low_key, high_key), (below + 1, high_key, low_key)):
             if not low < m < high:
                 continue
             now, instead = _total(pairs[nearest], m, time_us), _total(pairs[other], m, time_us)
-            if now is not None and instead is not None and now > instead * (1 + tolerance):
+            if now is None or instead is None:
+                unknown.append(m)
+            elif now > instead * (1 + tolerance):
                 rungs.append(Rung(m, *pairs[other], us=instead, nearest_us=now, copied_from=other))
-                if other == high_source:
+                if other == high_key:
                     high = m
                 else:
                     low = m
@@ -117,7 +130,7 @@ def _total(pair: tuple[LaunchConfig, LaunchConfig], m: int, time_us: TimeUs) -> 
 
 
 def with_rungs(
-    up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None, rungs: list[Rung]
+    up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None, rungs: Sequence[Rung]
 ) -> tuple[dict[int, LaunchConfig], dict[int, LaunchConfig] | None]:
     """The configs to export, the new batch sizes among them."""
     more_up = {**up, **{r.batch_size: r.up for r in rungs}}

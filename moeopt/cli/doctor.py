@@ -1,0 +1,74 @@
+"""``moeopt doctor``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeopt.cli import options as o
+from moeopt.doctor import diagnose
+from moeopt.export.names import check_engine
+from moeopt.files import write_file
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    log: Annotated[
+        Path | None, typer.Option("--log", help="What the server printed, from its start; - is stdin.")
+    ] = None,
+    config_dir: Annotated[
+        Path | None, typer.Option("--config-dir", help="A directory with config files, such as an engine reads.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="sglang or vllm. Default: found out from what is given.")
+    ] = None,
+    model: o.ModelOption = None,
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="The server's GPU as torch names it, such as 'NVIDIA H200'.")
+    ] = None,
+    triton: Annotated[str | None, typer.Option("--triton", help="Triton version of the server.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", help="Write the answer as JSON to this file.")] = None,
+) -> None:
+    """Say whether a server reads tuned files at all, and if not, why.
+
+    Exit status: 0 in use and tuned, 1 a finding, 2 bad input.
+    """
+    checked = check_engine(engine) if engine is not None else None
+    given = o.ShapeOptions(
+        model, engine or "sglang", tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape,
+        per_channel, group_size,
+    )  # fmt: skip
+    shape = given.resolve()[0] if given.given() else None
+    answer = diagnose(
+        log,
+        config_dir,
+        engine=checked,
+        shape=shape,
+        gpu_name=gpu,
+        triton_version=triton,
+        model=str(model) if model is not None else None,
+    )
+    text = json.dumps(answer.to_dict(), indent=1)
+    if output is not None:
+        write_file(output, text + "\n")
+    typer.echo(text if as_json else str(answer))
+    raise typer.Exit(answer.status)

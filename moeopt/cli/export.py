@@ -1,0 +1,219 @@
+"""``moeopt export``."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from moeopt.api import load
+from moeopt.cli import options as o
+from moeopt.devices import DeviceOptions, open_device
+from moeopt.errors import InvalidInputError
+from moeopt.export import (
+    InterpolatedTimes,
+    Ladder,
+    Rung,
+    export_configs,
+    find_rungs,
+    install_configs,
+    read_config_file,
+    start_line,
+    with_rungs,
+)
+from moeopt.export.ladder import TimeUs
+from moeopt.export.names import check_engine
+from moeopt.files import write_file
+from moeopt.measure.base import Cell, Device, Job
+from moeopt.result import TuneResult
+from moeopt.shape import Role
+from moeopt.space import LaunchConfig
+from moeopt.study import StudyStore
+from moeopt.tuner import DEFAULT_STORAGE
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("export")(export)
+
+
+def export(
+    target: Annotated[
+        str, typer.Argument(help="sglang:DIR or vllm:DIR; with --install only sglang or vllm.", metavar="ENGINE:DIR")
+    ],
+    storage: o.StorageOption = None,
+    model: o.ModelOption = None,
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="split or joint, where the storage holds both for the shape.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Drop other batch sizes of existing files instead of keeping them.")
+    ] = False,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write where the engine reads, and print how to start the server.")
+    ] = False,
+    engine_dir: Annotated[
+        Path | None,
+        typer.Option("--engine-dir", help="The engine's package directory where it is not importable here."),
+    ] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            "--ladder",
+            help="auto: add batch sizes where the nearest one's config is over 2 % slower than the neighbour's.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="With --ladder: measure there (cuda:0, recorded:FILE) instead of estimating."),
+    ] = None,
+    triton: Annotated[
+        str | None, typer.Option("--triton", help="Triton version of the server. Default: the one tuned with.")
+    ] = None,
+    gpu_name: Annotated[
+        str | None, typer.Option("--gpu-name", help="The server's GPU as torch names it. Default: the one tuned on.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write what was written as JSON.")] = None,
+) -> None:
+    """Write or merge the engines' config files from a study database."""
+    name, colon, directory = target.partition(":")
+    engine = check_engine(name)
+    if install and colon:
+        raise InvalidInputError(f"{target!r} names a directory and --install finds one: give one of them")
+    if not install and not directory:
+        raise InvalidInputError(f"{target!r} names no directory: give {engine}:DIR, or --install")
+    if engine_dir is not None and not install:
+        raise InvalidInputError("--engine-dir goes with --install")
+    if ladder not in (None, "auto"):
+        raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or leave it away")
+    if gpu is not None and ladder is None:
+        raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
+    given = o.ShapeOptions(
+        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
+        group_size,
+    )  # fmt: skip
+    shape = given.resolve()[0] if given.given() else None
+    result = load(storage, shape, mode=mode)
+    console = Console(soft_wrap=True, highlight=False)
+    up, down = result.configs_for(engine)
+    rungs: tuple[Rung, ...] = ()
+    if ladder:
+        found, how = _ladder(result, storage, gpu, up, down)
+        rungs = found.rungs
+        for rung in rungs:
+            console.print(
+                f"added batch size {rung.batch_size} with the config of {rung.copied_from}: without it the nearest key "
+                f"is {100 * rung.gain:.1f} % slower there ({how})",
+                markup=False,
+            )
+        if not rungs and not found.unknown:
+            console.print(
+                f"no batch size to add: the nearest key is within 2 % at every midpoint ({how})", markup=False
+            )
+        if found.unknown:
+            measure = "" if gpu else ": give --gpu to measure there"
+            console.print(
+                f"nothing is known of {len(found.unknown)} midpoints (M={', '.join(map(str, found.unknown))}){measure}",
+                markup=False,
+            )
+        up, down = with_rungs(up, down, rungs)
+    server_gpu, server_triton = gpu_name or result.gpu, triton or result.info.triton
+    said = ""
+    if install:
+        done = install_configs(
+            engine,
+            result.shape,
+            server_gpu,
+            server_triton,
+            up,
+            down,
+            replace=replace,
+            package=engine_dir,
+            model=str(model) if model else None,
+        )
+        paths, said, start = list(done.paths), done.said, done.start
+    else:
+        paths = export_configs(engine, directory, result.shape, server_gpu, server_triton, up, down, replace=replace)
+        start = start_line(engine, directory, result.shape, str(model) if model else None)
+    for path in paths:
+        count = len(read_config_file(path, engine=engine).entries)
+        console.print(f"wrote {path} ({count} batch sizes)", markup=False)
+    if said:
+        console.print(said, markup=False)
+    console.print(f"start the server with: {start}", markup=False)
+    if json_path is not None:
+        answer = {
+            "engine": engine,
+            "paths": [str(path) for path in paths],
+            "batch_sizes": sorted(up),
+            "added": [
+                {"batch_size": r.batch_size, "copied_from": r.copied_from, "us": r.us, "nearest_us": r.nearest_us}
+                for r in rungs
+            ],
+            "start": start,
+        }
+        write_file(json_path, json.dumps(answer, indent=1) + "\n")
+
+
+def _ladder(
+    result: TuneResult,
+    storage: str | None,
+    gpu: str | None,
+    up: dict[int, LaunchConfig],
+    down: dict[int, LaunchConfig] | None,
+) -> tuple[Ladder, str]:
+    if gpu is None:
+        return find_rungs(up, down, _stored_times(result, storage)), "estimated from the timed batch sizes around it"
+    options = DeviceOptions(kernel=result.info.kernel, routing=result.info.routing)
+    with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
+        return find_rungs(up, down, _measured_times(device)), device.info.source
+
+
+def _stored_times(result: TuneResult, storage: str | None) -> TimeUs:
+    """Estimates from everything that the database holds for the result's key."""
+    times: dict[tuple[Role, LaunchConfig], dict[int, float]] = defaultdict(dict)
+    joint = False
+    if result.key is not None:
+        with StudyStore(storage or DEFAULT_STORAGE, create=False) as store:
+            cells = next((tuple(s.cells) for s in store.keys() if s.key == result.key), ())  # noqa: SIM118
+            for cell, trials in store.load(result.key, cells).items():
+                for measurement in (t.measurement for t in trials):
+                    if not measurement.us or (cell.role == "joint" and measurement.status != "ok"):
+                        continue
+                    joint |= cell.role == "joint"
+                    role: Role = "up" if cell.role == "joint" else cell.role
+                    times[role, measurement.job.config][cell.batch_size] = measurement.median_us
+    estimate = InterpolatedTimes(times)
+    # A joint time is of both launches: it stands under up.
+    return (lambda role, m, config: estimate(role, m, config) if role == "up" else 0.0) if joint else estimate
+
+
+def _measured_times(device: Device) -> TimeUs:
+    """Times from the device, each asked for once; None for a batch size that a recording does not hold."""
+    known: dict[tuple[Role, int, LaunchConfig], float | None] = {}
+
+    def time_us(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
+        key = role, batch_size, config
+        if key not in known:
+            known[key] = None
+            if device.batch_sizes is None or batch_size in device.batch_sizes:
+                for measurement in device.measure([Job(Cell(role, batch_size), config)]):
+                    known[key] = measurement.median_us if measurement.us else None
+        return known[key]
+
+    return time_us

@@ -1,0 +1,109 @@
+"""Is the tuned file read at all, and if not, why: from a server log, a config directory, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, by_severity
+from moeopt.doctor.directory import check_directory, judge_directory, lookup_findings
+from moeopt.doctor.scan import LogFacts, scan_log
+from moeopt.doctor.verdict import asked_paths, judge_log
+from moeopt.errors import InvalidInputError, UnknownGpuError
+from moeopt.export.install import VARIABLES
+from moeopt.export.lookup import config_root, find_config_files
+from moeopt.export.names import Engine, parse_version_directory
+from moeopt.gpu import GpuSpec
+from moeopt.shape import MoEShape
+
+__all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "diagnose"]
+
+
+def diagnose(
+    log: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    *,
+    engine: Engine | None = None,
+    shape: MoEShape | None = None,
+    gpu_name: str | None = None,
+    triton_version: str | None = None,
+    model: str | None = None,
+) -> Diagnosis:
+    """Looks at a server log, a directory of config files, or both.
+
+    Args:
+        log: A server's output; ``-`` is standard input.
+        config_dir: A directory with config files.
+        engine: ``sglang`` or ``vllm``; None finds out.
+        shape: The layer as one GPU sees it.
+        gpu_name: The server's GPU as torch reports it.
+        triton_version: Of the server.
+        model: The model's directory, for the command to run next.
+
+    Raises:
+        InvalidInputError: Neither was given, or one cannot be read.
+    """
+    if log is None and config_dir is None:
+        raise InvalidInputError("nothing to look at: give --log, --config-dir, or both")
+    gpu = _spec(gpu_name)
+    if log is None:
+        return judge_directory(
+            config_dir or "",
+            engine=engine,
+            shape=shape,
+            gpu=gpu,
+            gpu_name=gpu_name,
+            triton_version=triton_version,
+            model=model,
+        )
+    facts = scan_log(log)
+    answer = judge_log(facts, engine=engine, gpu=gpu, shape=shape, model=model)
+    if config_dir is None or answer.engine is None:
+        return answer
+    extra = [*check_directory(config_dir, answer.engine, gpu), *_beside(facts, answer, config_dir, triton_version)]
+    return replace(answer, findings=by_severity([*answer.findings, *extra]))
+
+
+def _beside(facts: LogFacts, answer: Diagnosis, config_dir: str | Path, triton_version: str | None) -> list[Finding]:
+    """What the directory has for the layers that the server asked for."""
+    if answer.engine is None:
+        return []
+    root = config_root(answer.engine, config_dir)
+    findings = []
+    asked = asked_paths(facts)
+    looked = {config_root(answer.engine, path.parent) for path in asked}
+    if asked and root.absolute() not in {path.absolute() for path in looked} and root.resolve() not in looked:
+        findings.append(
+            Finding(
+                "warning",
+                "other_directory",
+                f"The server looked in {', '.join(sorted(map(str, looked)))}, not in {root}: start it with "
+                f"{VARIABLES[answer.engine]}={root}.",
+            )
+        )
+    for layer in answer.layers:
+        if layer.name is None:
+            continue
+        version = triton_version
+        if version is None and layer.up_path is not None:
+            numbers = parse_version_directory(layer.up_path.parent.name)
+            version = ".".join(map(str, numbers)) if numbers else None
+        if version is None and answer.engine == "sglang":
+            continue
+        lookup = find_config_files(answer.engine, root, layer.name, version or "0")
+        if lookup.tuned:
+            findings.append(
+                Finding(
+                    "note", "file_there", f"{root} has the file for {layer.name}: restart the server to have it read."
+                )
+            )
+        else:
+            findings += lookup_findings(lookup)
+    return findings
+
+
+def _spec(gpu_name: str | None) -> GpuSpec | None:
+    try:
+        return GpuSpec.by_name(gpu_name) if gpu_name else None
+    except UnknownGpuError:
+        return None

@@ -1,0 +1,194 @@
+"""What is wrong in a directory of config files, and which file of it an engine would read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moeopt.doctor.commands import tune_commands
+from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, State, by_severity
+from moeopt.errors import InvalidInputError
+from moeopt.export.lookup import How, Lookup, config_root, find_config_files, guess_engine
+from moeopt.export.names import ConfigName, Engine, parse_version_directory
+from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
+from moeopt.gpu import GpuSpec
+from moeopt.shape import MoEShape
+
+_MOST_PROBLEMS_A_FILE = 6
+_STATES: dict[How, State] = {"exact": "tuned", "fallback": "fallback", "up_file": "up_file", "missing": "default"}
+
+
+def check_directory(directory: str | Path, engine: Engine | None = None, gpu: GpuSpec | None = None) -> list[Finding]:
+    """A finding for each problem of each file.
+
+    Args:
+        directory: With config files.
+        engine: Whose; None finds out.
+        gpu: Only files of this GPU are checked against its limits; None takes each file's own.
+
+    Raises:
+        InvalidInputError: It is no directory.
+    """
+    engine = engine or guess_engine(directory)
+    root = config_root(engine, directory)
+    if not root.is_dir():
+        raise InvalidInputError(f"{root} is no directory: give one with config files")
+    findings: list[Finding] = []
+    files: dict[Path, ConfigFile] = {}
+    for path in _config_files(root, engine):
+        files[path] = read_config_file(path, engine=engine)
+        findings += _findings(files[path].problems)
+    if engine == "sglang":
+        for path, file in files.items():
+            if file.name is not None and file.name.down:
+                up = files.get(path.with_name(str(file.name.for_role("up"))))
+                findings += _findings(check_pair(up, file)) if up is not None else [_down_alone(path)]
+        for found in sorted((root / "configs").glob("triton_*")):
+            if found.is_dir() and parse_version_directory(found.name) is None:
+                findings.append(
+                    Finding(
+                        "error",
+                        "bad_directory",
+                        f"{found.name} is no Triton version in numbers: SGLang's loader raises ValueError for every "
+                        "file that it does not find at once. Rename it.",
+                        (Evidence(str(found)),),
+                    )
+                )
+    return findings
+
+
+def judge_directory(
+    directory: str | Path,
+    *,
+    engine: Engine | None = None,
+    shape: MoEShape | None = None,
+    name: ConfigName | None = None,
+    gpu: GpuSpec | None = None,
+    gpu_name: str | None = None,
+    triton_version: str | None = None,
+    model: str | None = None,
+) -> Diagnosis:
+    """Checks a directory; with a shape, a GPU and a Triton version also says which file would be read.
+
+    Args:
+        directory: With config files.
+        engine: Whose; None finds out.
+        shape: The layer.
+        name: The name that a server asked for, instead of shape and GPU.
+        gpu: The server's GPU where the table knows it.
+        gpu_name: Its name as torch reports it.
+        triton_version: Of the server; not needed for vLLM.
+        model: The model's directory, for the command to run next.
+
+    Raises:
+        InvalidInputError: It is no directory, or too little was given to say which file would be read.
+    """
+    engine = engine or guess_engine(directory)
+    findings = check_directory(directory, engine, gpu)
+    if shape is not None and name is None:
+        if gpu_name is None:
+            raise InvalidInputError("--gpu is missing: the file's name has the GPU's, as torch reports it")
+        name = ConfigName.of(engine, shape, gpu_name)
+    if name is None:
+        return _only_checked(directory, engine, findings)
+    if triton_version is None and engine == "sglang":
+        raise InvalidInputError("--triton is missing: SGLang looks in the directory of the server's Triton version")
+    lookup = find_config_files(engine, directory, name, triton_version or "0")
+    first = lookup_findings(lookup)
+    state = LayerState(
+        lookup.name, _STATES[lookup.up.how], _STATES[lookup.down.how], lookup.up.path or lookup.up.asked,
+        lookup.down.path or lookup.down.asked,
+    )  # fmt: skip
+    # Problems of files that this server does not read are worth a note to it, no more.
+    read = {str(p) for p in (lookup.up.path, lookup.down.path) if p is not None}
+    rest = [
+        f if any(e.text in read for e in f.evidence) else Finding("note", f.code, f.message, f.evidence)
+        for f in findings
+    ]
+    broken = any(f.severity == "error" and any(e.text in read for e in f.evidence) for f in rest)
+    title = {"sglang": "SGLang", "vllm": "vLLM"}[engine]
+    if lookup.tuned and not broken:
+        code, verdict = "tuned", f"Tuned: {title} reads {lookup.name} from {lookup.root}."
+    elif lookup.up.how == "missing":
+        code, verdict = "default", f"Not tuned: {title} finds no {lookup.name} in {lookup.root}."
+    elif broken:
+        code, verdict = "broken", f"Broken: {title} reads {lookup.name} from {lookup.root}, and cannot use all of it."
+    else:
+        code, verdict = "fallback", f"Half tuned: {title} reads {lookup.up.path}, which is not all that it asks for."
+    after = () if code == "tuned" else tune_commands(engine, None, lookup.name, shape, model)
+    return Diagnosis(code, verdict, engine, None, (state,), by_severity(first + rest), after)
+
+
+def lookup_findings(lookup: Lookup) -> list[Finding]:
+    """What a lookup says: files that are missing or stand in, and near misses."""
+    findings = []
+    for found in (lookup.up, lookup.down):
+        if found.how == "missing" and found.role == "up":
+            findings.append(
+                Finding("error", "default", f"No file for this layer: it looks for {found.asked}.")
+            )  # fmt: skip
+        elif found.how == "fallback":
+            findings.append(
+                Finding(
+                    "warning", "fallback",
+                    f"The {found.role} projection takes a file of Triton {found.version}: there is no {found.asked}.",
+                    (Evidence(str(found.path)),),
+                )
+            )  # fmt: skip
+        elif found.how == "up_file" and lookup.engine == "sglang":
+            findings.append(
+                Finding("warning", "down_reuses_up", f"The down projection takes up's file: there is no {found.asked}.")
+            )
+    for name in lookup.obstacles:
+        findings.append(
+            Finding(
+                "error", "bad_directory", f"SGLang's loader raises ValueError over the directory {name}: rename it."
+            )
+        )
+    if lookup.up.how != "exact" or (lookup.down.how != "exact" and lookup.engine == "sglang"):
+        for miss in lookup.near_misses:
+            findings.append(Finding("note", "near_miss", f"Not read: {miss.why}.", (Evidence(str(miss.path)),)))
+    return findings
+
+
+def _only_checked(directory: str | Path, engine: Engine, findings: list[Finding]) -> Diagnosis:
+    count = len(_config_files(config_root(engine, directory), engine))
+    if count == 0:
+        findings = [Finding("error", "empty", f"{directory} holds no config file of {engine}."), *findings]
+    bad = {e.text for f in findings if f.severity != "note" for e in f.evidence}
+    if any(f.severity != "note" for f in findings):
+        code, verdict = "problems", f"{len(bad)} of {count} {engine} config files in {directory} have problems."
+    else:
+        code, verdict = (
+            "checked",
+            (
+                f"{count} {engine} config files in {directory} are sound; give a shape, --gpu and --triton to hear "
+                "which one is read."
+            ),
+        )
+    return Diagnosis(code, verdict, engine, None, (), by_severity(findings))
+
+
+def _config_files(root: Path, engine: Engine) -> list[Path]:
+    patterns = ("E=*.json", "configs/*/E=*.json", "configs/E=*.json") if engine == "sglang" else ("E=*.json",)
+    return sorted({path for pattern in patterns for path in root.glob(pattern) if ",backend=" not in path.name})
+
+
+def _findings(problems: tuple[Problem, ...] | list[Problem]) -> list[Finding]:
+    """One finding for each kind of problem of a file; many entries with the same one are counted."""
+    grouped: dict[str, list[Problem]] = {}
+    for problem in problems:
+        grouped.setdefault(problem.code, []).append(problem)
+    findings = []
+    for code, same in list(grouped.items())[:_MOST_PROBLEMS_A_FILE]:
+        more = f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else ""
+        findings.append(Finding(same[0].severity, code, f"{same[0]}{more}", (Evidence(str(same[0].path)),)))
+    return findings
+
+
+def _down_alone(path: Path) -> Finding:
+    return Finding(
+        "warning",
+        "down_alone",
+        f"{path.name} has no up file beside it: the up projection runs without, with another BLOCK_SIZE_M.",
+        (Evidence(str(path)),),
+    )

@@ -1,0 +1,111 @@
+"""From the messages of a log to what the server does for each MoE layer shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from moeopt.doctor.diagnosis import Evidence, Finding, LayerState, State
+from moeopt.doctor.scan import Event, LogFacts
+from moeopt.errors import InvalidInputError
+from moeopt.export.names import ConfigName, Engine
+
+SGLANG_CONFIG_EVENTS: Final = (
+    "sglang_used",
+    "sglang_fallback",
+    "sglang_down_reuses_up",
+    "sglang_default",
+    "sglang_deterministic",
+)
+VLLM_CONFIG_EVENTS: Final = ("vllm_used", "vllm_default")
+
+
+@dataclass
+class _Layer:
+    name: ConfigName | None
+    states: dict[str, dict[State, Event]] = field(default_factory=lambda: {"up": {}, "down": {}})
+    paths: dict[tuple[str, State], Path] = field(default_factory=dict)
+
+    def see(self, role: str, state: State, event: Event, path: str | None) -> None:
+        self.states[role].setdefault(state, event)
+        if path:
+            self.paths.setdefault((role, state), Path(path))
+
+
+# Of several states seen for one file the worst counts: some rank or node is in it.
+_WORST: Final[tuple[State, ...]] = ("default", "fallback", "up_file", "tuned")
+
+
+def layers_of(facts: LogFacts, engine: Engine) -> tuple[list[LayerState], list[Finding]]:
+    """What the server does for each shape, and a finding for each shape whose ranks disagree."""
+    layers: dict[str, _Layer] = {}
+    for event in facts.of(*(SGLANG_CONFIG_EVENTS if engine == "sglang" else VLLM_CONFIG_EVENTS)):
+        path = event.values.get("asked") or event.values.get("path")
+        name = _name(path, engine)
+        if event.kind == "sglang_deterministic" or (path is None and _named(layers)):
+            continue  # it says nothing that a line with a path does not
+        up_name = name.for_role("up") if name else None
+        layer = layers.setdefault(str(up_name) if up_name else Path(path or "").name, _Layer(up_name))
+        role = "down" if name is not None and name.down else "up"
+        if event.kind in ("sglang_used", "vllm_used"):
+            layer.see(role, "tuned", event, event.values["path"])
+        elif event.kind == "sglang_fallback":
+            layer.see(role, "fallback", event, event.values["path"])
+        elif event.kind == "sglang_down_reuses_up":
+            layer.see("down", "up_file", event, path)
+        else:
+            layer.see(role, "default", event, path)
+    states, findings = [], []
+    for layer in layers.values():
+        states.append(_state(layer, engine))
+        for role in ("up", "down"):
+            seen: dict[State, Event] = {s: event for s, event in layer.states[role].items() if s != "up_file"}
+            if len(seen) > 1:
+                findings.append(_disagreement(layer, role, seen))
+    return states, findings
+
+
+def _state(layer: _Layer, engine: Engine) -> LayerState:
+    up, down = _worst(layer.states["up"]), _worst(layer.states["down"])
+    if engine == "vllm":
+        down = "up_file" if up == "tuned" else up
+    return LayerState(
+        name=layer.name,
+        up=up,
+        down=down,
+        up_path=layer.paths.get(("up", up)),
+        down_path=layer.paths.get(("down", down)) if engine == "sglang" else layer.paths.get(("up", up)),
+    )
+
+
+def _worst(seen: dict[State, Event]) -> State:
+    for state in _WORST:
+        if state in seen:
+            return state
+    return "not_seen"
+
+
+def _disagreement(layer: _Layer, role: str, seen: dict[State, Event]) -> Finding:
+    words = {"tuned": "reads its file", "fallback": "reads one of another Triton version", "default": "finds none"}
+    what = " and ".join(f"one {words[state]} ({event.count} times)" for state, event in seen.items())
+    return Finding(
+        "warning",
+        "ranks_disagree",
+        f"processes differ for the {role} projection of {layer.name or 'a layer'}: {what}. Do all nodes have the same "
+        "files, GPUs and Triton versions?",
+        tuple(Evidence(event.text, event.line) for event in seen.values()),
+    )
+
+
+def _name(path: str | None, engine: Engine) -> ConfigName | None:
+    if path is None:
+        return None
+    try:
+        return ConfigName.parse(path.replace("\\", "/").rpartition("/")[2], engine)
+    except InvalidInputError:
+        return None
+
+
+def _named(layers: dict[str, _Layer]) -> bool:
+    return any(layer.name is not None for layer in layers.values())
