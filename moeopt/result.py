@@ -199,6 +199,17 @@ class TuneResult:
         """
         from moeopt.export import export_configs
 
+        up, down = self.configs_for(engine)
+        return export_configs(
+            engine, Path(directory), self.shape, self.gpu, self.info.triton, up, down, replace=replace
+        )
+
+    def configs_for(self, engine: str) -> tuple[dict[int, LaunchConfig], dict[int, LaunchConfig] | None]:
+        """The configs that an engine's files hold: batch size -> up, and down or None where one serves both.
+
+        Raises:
+            ExportError: There are none that the engine can use.
+        """
         if not self.rows:
             raise ExportError("nothing to export: no batch size has a timed config yet")
         up = {m: row.up.config for m, row in self.rows.items()}
@@ -207,9 +218,7 @@ class TuneResult:
             up, down = {m: row.joint_config for m, row in self.rows.items() if row.joint_config is not None}, None
             if not up:
                 raise ExportError("no config was timed for both projections, which vLLM needs: tune with --mode joint")
-        return export_configs(
-            engine, Path(directory), self.shape, self.gpu, self.info.triton, up, down, replace=replace
-        )
+        return up, down
 
     def study(self, role: Role | Literal["joint"], batch_size: int) -> optuna.Study:
         """The Optuna study of one (role, batch size): Optuna's own functions work on it.

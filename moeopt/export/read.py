@@ -29,6 +29,8 @@ _KEYS: Final[Mapping[Engine, frozenset[str]]] = {
     "vllm": _LAUNCH_OPTIONS | {"SPLIT_K"},
 }
 _AMD_KEYS: Final = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
+# What weight-only kernels need in shared memory depends on how Triton unpacks the weights.
+_EXACT_RULE: Final = ("bf16", "fp16", "fp8_w8a8", "int8_w8a8")
 # A name has no group_size; what a config needs of a GPU does not depend on it.
 _ANY_GROUP: Final = 128
 
@@ -233,8 +235,14 @@ def check_entry(
             # A BLOCK_SIZE_K over block_k has its own line above.
             if not (shape.block_shape and config.block_size_k > shape.block_shape[1]):
                 reason = illegal_reason(config, shape, "up", gpu)
-            if reason:
-                yield "error", "cannot_run", f"{config} {reason}: the launch fails; tune on this GPU"
+            if reason and shape.dtype in _EXACT_RULE:
+                yield (
+                    "error",
+                    "cannot_run",
+                    f"{config} {reason}: the file is of another GPU or dtype than its name says",
+                )
+            elif reason:
+                yield "warning", "cannot_run", f"{config} probably {reason}: the launch may fail; tune on this GPU"
 
 
 def check_pair(up: ConfigFile, down: ConfigFile) -> list[Problem]:
