@@ -181,7 +181,8 @@ def _ladder(
         return find_rungs(up, down, _stored_times(result, storage)), "estimated from the timed batch sizes around it"
     options = DeviceOptions(kernel=result.info.kernel, routing=result.info.routing)
     with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
-        return find_rungs(up, down, _measured_times(device)), device.info.source
+        how = f"estimated from {device.info.source}" if device.info.recorded else device.info.source
+        return find_rungs(up, down, _measured_times(device)), how
 
 
 def _stored_times(result: TuneResult, storage: str | None) -> TimeUs:
@@ -204,16 +205,26 @@ def _stored_times(result: TuneResult, storage: str | None) -> TimeUs:
 
 
 def _measured_times(device: Device) -> TimeUs:
-    """Times from the device, each asked for once; None for a batch size that a recording does not hold."""
+    """Times from the device, each asked for once; between the batch sizes of a recording they are estimated."""
     known: dict[tuple[Role, int, LaunchConfig], float | None] = {}
+    sizes = device.batch_sizes
 
-    def time_us(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
+    def measured(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
         key = role, batch_size, config
         if key not in known:
             known[key] = None
-            if device.batch_sizes is None or batch_size in device.batch_sizes:
-                for measurement in device.measure([Job(Cell(role, batch_size), config)]):
-                    known[key] = measurement.median_us if measurement.us else None
+            for measurement in device.measure([Job(Cell(role, batch_size), config)]):
+                known[key] = measurement.median_us if measurement.us else None
         return known[key]
+
+    def time_us(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
+        if sizes is None or batch_size in sizes:
+            return measured(role, batch_size, config)
+        around = (
+            max((m for m in sizes if m < batch_size), default=0),
+            min((m for m in sizes if m > batch_size), default=0),
+        )
+        times = {m: us for m in around if m and (us := measured(role, m, config)) is not None}
+        return InterpolatedTimes({(role, config): times})(role, batch_size, config)
 
     return time_us
