@@ -16,6 +16,7 @@ from optuna.trial import TrialState, create_trial
 
 from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.pruners import RacingPruner
+from moeopt.search.race import PrunerRace, quiet_study
 from moeopt.search.strategy import SearchProblem, Strategy
 from moeopt.space import CONFIG_KEYS, LaunchConfig
 
@@ -58,7 +59,7 @@ class OptunaStrategy(Strategy):
         self, problem: SearchProblem, sampler: BaseSampler, pruner: BasePruner | None = None, batch: int | None = None
     ) -> None:
         super().__init__(problem)
-        self._pruner = pruner or RacingPruner()
+        self._race = PrunerRace(pruner or RacingPruner(), self.ledger)
         self._batch = batch or max(1, round(problem.trials / _GENERATIONS))
         self._lattice = _Lattice(problem)
         # GPSampler learns from finished trials with a value alone.
@@ -71,12 +72,7 @@ class OptunaStrategy(Strategy):
     def _make_study(self, sampler: BaseSampler, cell: Cell) -> optuna.Study:
         own = copy.deepcopy(sampler)
         _seed(own, self.problem.seed + 1009 * self.problem.cells.index(cell))
-        before = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        try:
-            return optuna.create_study(direction="minimize", sampler=own, pruner=self._pruner)
-        finally:
-            optuna.logging.set_verbosity(before)
+        return quiet_study(optuna.pruners.NopPruner(), own)
 
     def ask(self) -> list[Job]:
         self._finish_told()
@@ -162,15 +158,12 @@ class OptunaStrategy(Strategy):
             )
         )
 
+    def tell(self, measurements: Sequence[Measurement]) -> None:
+        super().tell(measurements)
+        self._race.tell(measurements)
+
     def race(self, job: Job, rounds: Sequence[float]) -> bool:
-        trial = self._running.get(job)
-        if trial is None:
-            return False
-        if isinstance(self._pruner, RacingPruner):
-            incumbent = self.ledger.incumbent(job.cell)
-            return incumbent is not None and self._pruner.lost(rounds, incumbent.us)
-        trial.report(rounds[-1], step=len(rounds) - 1)
-        return trial.should_prune()
+        return self._race.lost(job, rounds)
 
 
 class _Lattice:

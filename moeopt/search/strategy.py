@@ -37,7 +37,8 @@ class SearchProblem:
         known: Measurements from an earlier run.
         portfolio: Tried first, best first; what is not among the candidates is passed over.
         roofline_us: µs below which no kernel can go, for the cells where that is known.
-        defaults: What an engine uses where it finds no file; timed first where it is a candidate.
+        defaults: What an engine uses where it finds no file. A stock sampler starts from it; the lattice
+            search has better starts.
         landscapes: Recordings of other shapes, as a prior (see :mod:`moeopt.search.landscape`).
     """
 
@@ -112,11 +113,9 @@ def make_strategy(
         sampler: Any Optuna sampler, or None for moeopt's own.
         pruner: Any Optuna pruner, or None for :class:`moeopt.pruners.RacingPruner`.
     """
-    from moeopt.pruners import RacingPruner
+    from moeopt.search.lattice import LatticeStrategy
     from moeopt.search.optuna_strategy import OptunaStrategy
 
     if sampler is None:
-        from optuna.samplers import TPESampler
-
-        sampler = TPESampler(multivariate=True, seed=problem.seed)
-    return OptunaStrategy(problem, sampler, pruner or RacingPruner())
+        return LatticeStrategy(problem, pruner)
+    return OptunaStrategy(problem, sampler, pruner)

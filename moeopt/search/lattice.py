@@ -1,0 +1,295 @@
+"""moeopt's own search: one surrogate for all batch sizes and both roles, ranked over all legal configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from moeopt.measure.base import Cell, Job, Measurement
+from moeopt.pruners import RacingPruner
+from moeopt.search.acquisition import Shortlist, pick, sample
+from moeopt.search.features import cell_features, config_features, config_table, squash
+from moeopt.search.prior import make_prior
+from moeopt.search.race import PrunerRace
+from moeopt.search.strategy import SearchProblem, Strategy
+from moeopt.search.surrogate import Surrogate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from optuna.pruners import BasePruner
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LatticeOptions:
+    """What the search can be asked to do otherwise. The defaults are for a tune on a GPU.
+
+    Attributes:
+        generations: In how many the trials are spent; each waits for the compiler once.
+        smallest: Fewest configs per cell in the first generation.
+        configs_per_trial: Distinct configs that may be compiled per trial of a cell: 24 trials make 144.
+        discount: What the gain of a config that must be compiled first counts for.
+        compile_cost: Gain in the first generation that is worth compiling one more config.
+        shortlist: Configs per cell whose covariance is looked at.
+        samples: Of the surrogate, per config.
+        fit_at: Generations before which the hyperparameters are fitted.
+        enough: A cell with less expected improvement than this is left alone.
+        roofline: A batch size at this share of its roofline is left alone.
+        pool: Most configs that are ranked; of a larger space the best by prior mean.
+        portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
+    """
+
+    generations: int = 6
+    smallest: int = 4
+    configs_per_trial: int = 6
+    discount: float = 0.7
+    compile_cost: float = 0.004
+    shortlist: int = 48
+    samples: int = 256
+    fit_at: tuple[int, ...] = (1, 3)
+    enough: float = 0.0
+    roofline: float = 0.98
+    pool: int = 8000
+    portfolio_bonus: float = 0.15
+
+
+_UNKNOWN: Final = 1.0  # in the log: how bad it is to have nothing at all
+
+
+class LatticeStrategy(Strategy):
+    """Gaussian-process search over the lattice of legal configs, for all cells together.
+
+    Every generation conditions the surrogate on all that is known, and picks for every cell the batch
+    with the greatest expected improvement of its batch size's sum: a config counts only as far as its
+    BLOCK_SIZE_M is good for the other role, too.
+
+    Args:
+        problem: What to search.
+        pruner: Ends the timing of a config; by default :class:`~moeopt.pruners.RacingPruner`.
+        options: How to search.
+    """
+
+    def __init__(
+        self, problem: SearchProblem, pruner: BasePruner | None = None, options: LatticeOptions | None = None
+    ) -> None:
+        super().__init__(problem)
+        self.options = options or LatticeOptions()
+        self._race = PrunerRace(pruner or RacingPruner(), self.ledger)
+        self._rng = np.random.default_rng(problem.seed)
+        self._generation = 0
+        self._asked: set[Job] = set()
+        self._cells = problem.cells
+        position = {cell: i for i, cell in enumerate(self._cells)}
+        other = {"up": "down", "down": "up"}
+        self._partner = [
+            position.get(Cell(other[c.role], c.batch_size)) if c.role in other else None  # type: ignore[arg-type]
+            for c in self._cells
+        ]
+        self._make_pool(problem)
+
+    def _make_pool(self, problem: SearchProblem) -> None:
+        table = config_table(problem.candidates)
+        prior = make_prior(problem.shape, problem.gpu, self._cells, table, problem.landscapes)
+        mean, parts = prior.mean, prior.parts
+        listed = set(problem.portfolio)
+        first = np.array([c in listed for c in problem.candidates])
+        configs = list(problem.candidates)
+        if len(configs) > self.options.pool:
+            each = max(64, self.options.pool // len(self._cells))
+            best = np.argpartition(mean, each, axis=1)[:, :each]
+            known = {c for cell in self._cells for c in self.ledger.rows(cell)}
+            there = np.flatnonzero(first | np.array([c in known for c in configs]))
+            keep = np.unique(np.concatenate([best.ravel(), there]))
+            table, mean, parts, first = table[keep], mean[:, keep], parts[:, keep], first[keep]
+            configs = [configs[i] for i in keep]
+        self._configs = configs
+        self._index = {c: i for i, c in enumerate(configs)}
+        self._mean: Floats = mean - self.options.portfolio_bonus * first
+        self._blocks, self._block = np.unique(table[:, 0], return_inverse=True)
+        self._model = Surrogate(config_features(table), cell_features(self._cells), parts)
+
+    # -- the interface ------------------------------------------------------------------------------
+
+    def tell(self, measurements: Sequence[Measurement]) -> None:
+        super().tell(measurements)
+        self._race.tell(measurements)
+
+    def race(self, job: Job, rounds: Sequence[float]) -> bool:
+        return self._race.lost(job, rounds)
+
+    def ask(self) -> list[Job]:
+        if self._generation >= 2 * self.options.generations:  # failures have used up a second round
+            return []
+        quotas = self._quotas()
+        self._generation += 1
+        if not quotas:
+            return []
+        state = _State(self)
+        shortlists = self._shortlists(state, quotas)
+        if self._generation > 1:
+            shortlists = [s for s in shortlists if s.gains().max(initial=0.0) > self.options.enough]
+        compiled = {self._index[c] for c in self.ledger.tried() if c in self._index}
+        left = self.options.configs_per_trial * self.problem.trials - len(compiled)
+        rest = max(1, self.options.generations - self._generation + 1)
+        picked = pick(
+            shortlists,
+            compiled,
+            max(0, -(-left // rest)) if self._generation > 1 else left,
+            self.options.discount if self._generation > 1 else 1.0,
+            0.0 if self._generation > 1 else self.options.compile_cost,
+        )
+        jobs = [Job(self._cells[cell], self._configs[config]) for cell, config in picked]
+        self._asked.update(jobs)
+        return jobs
+
+    def _quotas(self) -> dict[int, int]:
+        """How many configs each cell gets in this generation."""
+        trials, options = self.problem.trials, self.options
+        even = -(-trials // options.generations)
+        size = max(even, options.smallest) if self._generation == 0 else even
+        done = self._at_roofline()
+        left = {i: min(size, self.left(cell)) for i, cell in enumerate(self._cells) if cell.batch_size not in done}
+        return {i: quota for i, quota in left.items() if quota > 0}
+
+    def _at_roofline(self) -> set[int]:
+        """Batch sizes that cannot get better by more than a few percent."""
+        out = set()
+        for batch_size, chosen in self.choose().items():
+            limits = [self.problem.roofline_us.get(m.job.cell) for m in chosen.values()]
+            whole = sum(1 for cell in self._cells if cell.batch_size == batch_size)
+            if len(chosen) == whole and all(limits):
+                limit = sum(us for us in limits if us)
+                if sum(m.median_us for m in chosen.values()) * self.options.roofline <= limit:
+                    out.add(batch_size)
+        return out
+
+    # -- one generation -------------------------------------------------------------------------------
+
+    def _shortlists(self, state: _State, quotas: dict[int, int]) -> list[Shortlist]:
+        targets = state.targets()
+        lists: list[Ints] = []
+        for cell in range(len(self._cells)):
+            score = state.mean[cell] - targets[cell][self._block]
+            score[state.closed[cell]] = np.inf
+            count = min(self.options.shortlist * (2 if state.empty else 1), len(score) - 1)
+            near = np.sort(np.argpartition(score, count)[:count]) if cell in quotas else np.empty(0, dtype=np.int64)
+            lists.append(near[np.isfinite(score[near])].astype(np.int64))
+        covariances = state.covariances(lists)
+        out = []
+        for cell, quota in quotas.items():
+            configs = lists[cell]
+            if not len(configs):
+                continue
+            target = targets[cell][self._block[configs]]
+            out.append(
+                Shortlist(
+                    cell=cell,
+                    configs=configs,
+                    samples=sample(
+                        state.mean[cell, configs] - target, covariances[cell], self.options.samples, self._rng
+                    ),
+                    weight=np.exp(np.minimum(target, 0.0)) * state.share[cell] * state.compiles(configs),
+                    current=np.full(self.options.samples, 0.0 if state.begun[cell] else _UNKNOWN),
+                    quota=quota,
+                )
+            )
+        return out
+
+
+class _State:
+    """The posterior of one generation. Times are logs, relative to the cell's best so far."""
+
+    def __init__(self, strategy: LatticeStrategy) -> None:
+        s = self._s = strategy
+        cells, configs = len(s._cells), len(s._configs)
+        self.closed = np.zeros((cells, configs), dtype=bool)
+        timed = [s.ledger.timed(cell) for cell in s._cells]
+        self.best = np.array([min(t.values(), default=math.nan) for t in timed])
+        self.begun = np.isfinite(self.best)
+        self.empty = not self.begun.any()
+        self.bad = np.array(sorted(s._index[c] for c in s.ledger.failed() if c in s._index), dtype=np.int64)
+        self.closed[:, self.bad] = True
+        for job in s._asked:
+            self.closed[s._cells.index(job.cell), s._index[job.config]] = True
+        rows = []
+        for i, (cell, times) in enumerate(zip(s._cells, timed, strict=True)):
+            for config in s.ledger.rows(cell):
+                if config in s._index:
+                    self.closed[i, s._index[config]] = True
+            rows += [(s._index[c], i, us) for c, us in times.items() if c in s._index]
+        self._times = rows
+        self.mean = s._mean - s._mean.min(axis=1, keepdims=True) if self.empty else self._posterior()
+        self._best_per_block()
+
+    def _posterior(self) -> Floats:
+        s = self._s
+        config = np.array([r[0] for r in self._times], dtype=np.int64)
+        cell = np.array([r[1] for r in self._times], dtype=np.int64)
+        us = np.array([r[2] for r in self._times])
+        value = squash(np.log(us / self.best[cell])) - s._mean[cell, config]
+        counts = np.bincount(cell, minlength=len(s._cells))
+        level = np.bincount(cell, value, len(s._cells)) / np.maximum(counts, 1)
+        level[counts == 0] = level[counts > 0].mean()
+        s._model.observe(config, cell, value - level[cell])
+        if s._generation - 1 in s.options.fit_at:
+            s._model.fit(s._rng)
+        return s._model.condition() + level[:, None] + s._mean
+
+    def covariances(self, lists: list[Ints]) -> list[Floats]:
+        model = self._s._model
+        if self.empty:
+            return [model.prior_covariance(configs, cell) for cell, configs in enumerate(lists)]
+        return model.covariances(lists)
+
+    def _best_per_block(self) -> None:
+        """Per cell and BLOCK_SIZE_M, µs of the best timed and of the best that is to be expected."""
+        s = self._s
+        scale = np.where(self.begun, self.best, 1.0)
+        shape = (len(s._cells), len(s._blocks))
+        self.timed_us, self.expected_us = np.full(shape, np.inf), np.full(shape, np.inf)
+        for config, cell, us in self._times:
+            block = s._block[config]
+            self.timed_us[cell, block] = min(self.timed_us[cell, block], us)
+        for block in range(shape[1]):
+            there = s._block == block
+            lowest = np.where(self.closed[:, there], np.inf, self.mean[:, there]).min(axis=1)
+            self.expected_us[:, block] = np.minimum(self.timed_us[:, block], scale * np.exp(lowest - 0.02))
+        self.share = np.ones(shape[0])
+
+    def targets(self) -> Floats:
+        """Per cell and BLOCK_SIZE_M, log of the time under which the batch size's sum gets better."""
+        s = self._s
+        out = np.zeros(self.timed_us.shape)
+        if self.empty:
+            return out
+        for cell, partner in enumerate(s._partner):
+            mine, scale = self.timed_us[cell], self.best[cell] if self.begun[cell] else 1.0
+            if partner is None or not (self.begun[cell] and self.begun[partner]):
+                continue
+            total = (mine + self.timed_us[partner]).min()
+            if not np.isfinite(total):  # no BLOCK_SIZE_M in common yet
+                total = 1.1 * (self.expected_us[cell] + self.expected_us[partner]).min()
+            with np.errstate(invalid="ignore", divide="ignore"):
+                out[cell] = np.log(np.maximum(total - self.expected_us[partner], 0.0) / scale)
+            self.share[cell] = scale / total
+        return np.maximum(out, -20.0)
+
+    def compiles(self, configs: Ints) -> Floats:
+        """Chance that each config compiles, given what did and did not nearby; float64 [len(configs)]."""
+        if not len(self.bad):
+            return np.ones(len(configs))
+        x = self._s._model.x
+        good = np.unique(np.array([r[0] for r in self._times], dtype=np.int64))
+
+        def near(others: Ints) -> Floats:
+            squares = ((x[configs][:, None] - x[others]) ** 2).sum(axis=2)
+            return np.asarray(np.exp(-squares / 2).sum(axis=1))
+
+        failed, ran = near(self.bad), near(good)
+        return np.asarray((ran + 1.0) / (ran + failed + 1.0))
