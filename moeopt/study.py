@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from moeopt.errors import StorageError
-from moeopt.measure.base import Cell
-from moeopt.storage.backend import Backend, Packed, TransientError
+from moeopt.measure.base import Cell, Device, Job
+from moeopt.storage.backend import Backend, Packed
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
 from moeopt.storage.key import StudyKey, cell_of
 from moeopt.storage.lock import RunLock
@@ -22,6 +23,8 @@ from moeopt.storage.writer import TrialWriter
 
 if TYPE_CHECKING:
     import optuna
+
+    from moeopt.storage.claims import JobBoard
 
 __all__ = ["StoredTrial", "StudyKey", "StudyStore", "StudySummary", "TrialWriter"]
 
@@ -72,6 +75,7 @@ class StudyStore:
         self._locks: dict[str, RunLock] = {}
         self._info: dict[tuple[StudyKey, Cell], dict[str, Any]] = {}
         self._writers: list[TrialWriter] = []
+        self._in_database: set[Job] = set()  # stored by a shared device
 
     @property
     def display(self) -> str:
@@ -116,13 +120,10 @@ class StudyStore:
             StorageError: The database went away, or a study of this name is of another key.
         """
         ids = self._ensure(key, cells)
-        try:
-            swept = 0
-            if self.shared or self._holds(key):
-                swept = self._backend.sweep(list(ids.values()), _STALE_S if self.shared else 0.0, _SWEPT)
-            packed = self._backend.packed(list(ids.values()))
-        except TransientError as error:
-            raise StorageError(f"cannot read {error}") from None
+        swept = 0
+        if self.shared or self._holds(key):
+            swept = self._backend.sweep(list(ids.values()), _STALE_S if self.shared else 0.0, _SWEPT)
+        packed = self._backend.packed(list(ids.values()))
         if swept:
             _log.warning("%d trials had been left RUNNING by a process that ended: marked as failed", swept)
         return {cell: self._decode(cell, packed[study_id]) for cell, study_id in ids.items()}
@@ -159,9 +160,53 @@ class StudyStore:
                 contexts[cell] = self.trial_context(key, cell)
             return contexts[cell]
 
-        writer = TrialWriter(self._backend, studies, context, give_up_s=give_up_s)
+        writer = TrialWriter(self._backend, studies, context, skip=self._in_database, give_up_s=give_up_s)
         self._writers.append(writer)
         return writer
+
+    def study_ids(self, key: StudyKey) -> dict[int, Cell]:
+        """Optuna's ids of the studies of a key."""
+        return {row.study_id: cell for cell, row in self._cells(key).items()}
+
+    def require_shared(self) -> None:
+        """Raises StorageError where workers cannot join, as the database is a file."""
+        if not self.shared:
+            raise StorageError(
+                f"{self.display} is a file, and workers need a database server: give postgresql://... or mysql://..."
+            )
+
+    def job_board(self, key: StudyKey) -> JobBoard:
+        """The shared jobs of a key's cells in a database server.
+
+        Raises:
+            StorageError: It is a file, or the database is away.
+        """
+        from moeopt.storage.claims import JobBoard
+        from moeopt.storage.rdb import RdbBackend
+
+        self.require_shared()
+        assert isinstance(self._backend, RdbBackend)
+        return JobBoard(self._backend, self.study_ids(key))
+
+    def share(self, device: Device, key: StudyKey, run: str, first_seq: int = 0) -> AbstractContextManager[Device]:
+        """A device whose jobs any worker may take; with a database file the device itself.
+
+        What it yields is in the database already: the key's writers pass over it.
+
+        Args:
+            device: What this process times with; stays open at the end.
+            key: The key, whose cells have been loaded.
+            run: Tag of the run.
+            first_seq: Number of its first trial.
+        """
+        if not self.shared:
+            return nullcontext(device)
+        from moeopt.storage.shared import SharedDevice
+
+        def context(cell: Cell) -> TrialContext:
+            return self.trial_context(key, cell)
+
+        return SharedDevice(device, self.job_board(key), run, first_seq, context, self._in_database.add)
 
     def trial_context(self, key: StudyKey, cell: Cell) -> TrialContext:
         """What the readable attributes of a cell's trials are computed from."""
@@ -200,10 +245,7 @@ class StudyStore:
             for cell, new in changed.items():
                 writer.put_attrs(ids[cell], new)
         else:
-            try:
-                self._backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
-            except TransientError as error:
-                raise StorageError(f"cannot write {error}") from None
+            self._backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
         for cell, new in changed.items():
             self._info[key, cell] = {**self._info[key, cell], **new}
 
@@ -279,17 +321,11 @@ class StudyStore:
 
     def _studies(self) -> dict[str, StudyRow]:
         if self._rows is None:
-            try:
-                self._rows = {row.name: row for row in self._backend.studies()}
-            except TransientError as error:
-                raise StorageError(f"cannot read {error}") from None
+            self._rows = {row.name: row for row in self._backend.studies()}
         return self._rows
 
     def _counts(self) -> dict[int, dict[str, int]]:
-        try:
-            return self._backend.counts()
-        except TransientError as error:
-            raise StorageError(f"cannot read {error}") from None
+        return self._backend.counts()
 
     def _cells(self, key: StudyKey) -> dict[Cell, StudyRow]:
         """The studies of a key; an error where one of its names holds another key."""
@@ -313,10 +349,7 @@ class StudyStore:
             wanted = {
                 key.study_name(cell): {**attrs, "role": cell.role, "batch_size": cell.batch_size} for cell in missing
             }
-            try:
-                ids = self._backend.ensure_studies(wanted)
-            except TransientError as error:
-                raise StorageError(f"cannot write {error}") from None
+            ids = self._backend.ensure_studies(wanted)
             rows = self._studies()
             for name, study_id in ids.items():
                 rows[name] = StudyRow(study_id, name, wanted[name])

@@ -180,6 +180,11 @@ class Tuner:
         except KeyboardInterrupt:
             self.interrupted = True
             self.notes.append("interrupted: these are the best so far; run the same command to go on")
+        except StorageError as error:
+            if strategy is None:
+                raise
+            self.storage_error = error
+            self.notes.append(f"{error}; these are the best so far")
         finally:
             if writer is not None:
                 with self._timed("storage"):
@@ -296,6 +301,18 @@ class Tuner:
         deadline: float | None,
     ) -> bool:
         """Asks, measures and tells until the strategy is done (True) or time is over (False)."""
+        with self.store.share(self.device, self.key, tag) as device:
+            return self._search_on(device, strategy, memo, writer, tag, deadline)
+
+    def _search_on(
+        self,
+        device: Device,
+        strategy: Strategy,
+        memo: Mapping[Job, Measurement],
+        writer: TrialWriter,
+        tag: str,
+        deadline: float | None,
+    ) -> bool:
         sequence = 0
         while True:
             with self._timed("search"):
@@ -309,7 +326,7 @@ class Tuner:
                 self._tally.resumed += 1
             todo = [job for job in jobs if job not in memo]
             sequence += len(done)
-            with closing(self._measured(todo, strategy.race)) as results:
+            with closing(self._measured(device, todo, strategy.race)) as results:
                 for measurement in results:
                     self._tally.add(measurement)
                     self._ledger.add([measurement])
@@ -326,11 +343,11 @@ class Tuner:
                         )
                         return False
 
-    def _measured(self, jobs: Sequence[Job], race: Race) -> Generator[Measurement]:
+    def _measured(self, device: Device, jobs: Sequence[Job], race: Race) -> Generator[Measurement]:
         """Device.measure, with the time that it takes put down."""
         if not jobs:
             return
-        with closing(self.device.measure(jobs, race)) as results:
+        with closing(device.measure(jobs, race)) as results:
             while True:
                 with self._timed("measure"):
                     measurement = next(results, None)
@@ -351,7 +368,7 @@ class Tuner:
                 todo.append(job)
             elif kept["us"] is not None:
                 found[cell] = kept["us"]
-        for measurement in self._measured(todo, never_stop):
+        for measurement in self._measured(self.device, todo, never_stop):
             cell = measurement.job.cell
             us = measurement.median_us if measurement.status == "ok" else None
             if us is not None:

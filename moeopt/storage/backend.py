@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from moeopt.errors import StorageError
 from moeopt.storage.codec import StudyRow, TrialRow
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Packed = tuple[Mapping[str, Any], datetime | None]
 
 
-class TransientError(Exception):
+class TransientError(StorageError):
     """The database is away, locked or full: what was not stored may be stored later."""
 
 

@@ -82,7 +82,7 @@ class JournalBackend(Backend):
                 f"{self._url.display} cannot be written ({error.strerror}): give a --storage that can"
             ) from None
         except OSError as error:
-            raise TransientError(f"{self._url.display}: {error.strerror}") from None
+            raise TransientError(f"the journal {self._url.display} cannot be used now: {error.strerror}") from None
         except (ValueError, KeyError, AssertionError) as error:
             raise StorageError(f"{self._url.display} is not an Optuna journal ({error}): move it away") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import time
 from typing import Any, Final
 
 from moeopt.errors import StorageError
@@ -14,6 +15,7 @@ from moeopt.storage.url import StorageUrl
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _SQLITE_TIMEOUT_S: Final = 30.0
 _CONNECT_TIMEOUT_S: Final = 10
+_CREATE_ATTEMPTS: Final = 8
 
 
 def open_backend(url: StorageUrl, *, create: bool) -> Backend:
@@ -30,14 +32,11 @@ def open_backend(url: StorageUrl, *, create: bool) -> Backend:
     logging.getLogger("optuna.storages").setLevel(logging.WARNING)
     if url.path is not None:
         _check_file(url, create=create)
-    try:
-        if url.kind == "journal":
-            from moeopt.storage.journal import JournalBackend
+    if url.kind == "journal":
+        from moeopt.storage.journal import JournalBackend
 
-            return JournalBackend(url)
-        return _open_rdb(url)
-    except TransientError as error:
-        raise StorageError(f"cannot open the database {error}") from None
+        return JournalBackend(url)
+    return _open_rdb(url)
 
 
 def _check_file(url: StorageUrl, *, create: bool) -> None:
@@ -72,7 +71,7 @@ def _check_file(url: StorageUrl, *, create: bool) -> None:
 def _open_rdb(url: StorageUrl) -> Backend:
     from optuna.storages import RDBStorage
     from sqlalchemy import event
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 
     from moeopt.storage.rdb import RdbBackend, translate
 
@@ -81,14 +80,21 @@ def _open_rdb(url: StorageUrl) -> Backend:
         engine: dict[str, Any] = {"connect_args": {"timeout": _SQLITE_TIMEOUT_S}}
     else:
         engine = {"pool_pre_ping": True, "connect_args": {"connect_timeout": _CONNECT_TIMEOUT_S}}
-    try:
-        storage = RDBStorage(url.url, engine_kwargs=engine)
-    except (ImportError, ModuleNotFoundError):
-        raise StorageError(f"no driver for {url.display} is installed: pip install '{url.extra}'") from None
-    except SQLAlchemyError as error:
-        raise translate(error, url) from None
-    except RuntimeError as error:  # Optuna's word for another schema
-        raise StorageError(f"{url.display}: {_schema_line(str(error))}") from None
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            storage = RDBStorage(url.url, engine_kwargs=engine)
+            break
+        except ImportError:
+            raise StorageError(f"no driver for {url.display} is installed: pip install '{url.extra}'") from None
+        except (IntegrityError, ProgrammingError) as error:
+            # Another process makes the tables at the same moment.
+            if attempt == _CREATE_ATTEMPTS - 1:
+                raise translate(error, url) from None
+            time.sleep(0.2 * (attempt + 1))
+        except SQLAlchemyError as error:
+            raise translate(error, url) from None
+        except RuntimeError as error:  # Optuna's word for another schema
+            raise StorageError(f"{url.display}: {_schema_line(str(error))}") from None
     if url.kind == "sqlite":
         event.listen(storage.engine, "connect", _on_sqlite_connect)
         storage.engine.dispose()
@@ -111,7 +117,7 @@ def _use_wal(url: StorageUrl) -> None:
             connection.close()
     except sqlite3.DatabaseError as error:
         if "locked" in str(error):
-            raise TransientError(f"{url.display} ({error})") from None
+            raise TransientError(f"the database {url.display} cannot be used now: {error}") from None
         raise StorageError(f"cannot open the database {url.display} ({error}): give another --storage") from None
 
 

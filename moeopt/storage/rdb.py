@@ -20,7 +20,15 @@ from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy import bindparam, delete, func, insert, or_, select, text, update
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from moeopt.errors import StorageError
 from moeopt.storage.backend import Backend, Packed, TransientError
@@ -310,9 +318,14 @@ def translate(error: Exception, url: StorageUrl) -> Exception:
         return StorageError(f"{url.display} is damaged or not a database ({message}): restore or move it away")
     if isinstance(error, IntegrityError):
         return StorageError(f"{url.display} refused a row ({message})")
-    if isinstance(error, DBAPIError):
-        return TransientError(f"{url.display}: {message}")
+    if isinstance(error, OperationalError | InterfaceError | InternalError) or _is_lost(error):
+        return TransientError(f"the database {url.display} cannot be used now: {message}")
     return StorageError(f"{url.display}: {message}")
+
+
+def _is_lost(error: Exception) -> bool:
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    return lost or isinstance(error, PoolTimeoutError)
 
 
 _json_cache: dict[tuple[str, int | bool], str] = {}

@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
 from moeopt.errors import StorageError
-from moeopt.measure.base import Cell, Measurement
+from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.storage.backend import Backend, TransientError
 from moeopt.storage.codec import TrialContext, TrialRow, encode
 
@@ -37,6 +37,7 @@ class TrialWriter:
         studies: Mapping[Cell, int],
         context: Callable[[Cell], TrialContext],
         *,
+        skip: Container[Job] = frozenset(),
         give_up_s: float = 60.0,
     ) -> None:
         """Starts the thread.
@@ -45,11 +46,13 @@ class TrialWriter:
             backend: The database.
             studies: Optuna's study id of each cell.
             context: What the readable attributes of a cell are computed from.
+            skip: Jobs whose trials are in the database already.
             give_up_s: How long :meth:`flush` and :meth:`close` wait for a database that is away.
         """
         self._backend = backend
         self._studies = studies
         self._context = context
+        self._skip = skip
         self._give_up_s = give_up_s
         self._queue: deque[tuple[Cell, Measurement, str, int, datetime, datetime]] = deque()
         self._attrs: list[tuple[int, dict[str, Any]]] = []
@@ -95,6 +98,8 @@ class TrialWriter:
             raise self._lost
         if cell not in self._studies:
             raise StorageError(f"no study was opened for {cell.role} M={cell.batch_size}: load it first")
+        if measurement.job in self._skip:
+            return
         now = datetime.now()
         with self._changed:
             self._queue.append((cell, measurement, run, seq, self._last, now))
