@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+T = TypeVar("T")
+_kept: Any = WeakIdKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -71,3 +77,15 @@ def align(topk_ids: Tensor, num_experts: int, block_size_m: int) -> Alignment:
     first_rows = torch.arange(tiles, device=device) * block_size_m
     expert_ids = torch.searchsorted(ends, first_rows, right=True).clamp_max(num_experts) - 1
     return Alignment(block_size_m, sorted_ids, expert_ids.to(torch.int32), ends[-1:].to(torch.int32))
+
+
+def kept_with(topk_ids: Tensor, key: Hashable, make: Callable[[], T]) -> T:
+    """What ``make`` gives, made once for a tensor and key and kept for as long as the tensor lives.
+
+    Hundreds of configs are launched over the same routed tokens. The ids must not be changed in place.
+    """
+    of_tensor: dict[Hashable, Any] = _kept.setdefault(topk_ids, {})
+    if key not in of_tensor:
+        of_tensor[key] = make()
+    found: T = of_tensor[key]
+    return found

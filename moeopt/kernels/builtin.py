@@ -19,7 +19,7 @@ from moeopt import resources
 from moeopt.errors import UnsupportedShapeError
 from moeopt.gpu import GpuSpec
 from moeopt.kernels import builtin_kernel
-from moeopt.kernels.align import align, max_tiles
+from moeopt.kernels.align import align, kept_with, max_tiles
 from moeopt.kernels.base import KernelKey, MoEKernel
 from moeopt.kernels.builtin_cpu import CpuKernel
 from moeopt.kernels.defaults import engine_default
@@ -140,7 +140,11 @@ def launch(
     expected = (batch.num_pairs, shape.output_rows(role))
     if out.shape != expected or not out.is_contiguous():
         raise ValueError(f"out has shape {tuple(out.shape)}: expected {expected}, contiguous")
-    aligned = align(batch.topk_ids, shape.num_experts, config.block_size_m)
+    aligned = kept_with(
+        batch.topk_ids,
+        (shape.num_experts, config.block_size_m),
+        lambda: align(batch.topk_ids, shape.num_experts, config.block_size_m),
+    )
     tensors = (
         batch.a,
         weights.q,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeopt.kernels.align import align
+from moeopt.kernels.align import align, kept_with
 
 
 def aligned_rows(num_pairs: int, num_experts: int, block_size_m: int, *, few_pairs_rule: bool = True) -> int:
@@ -35,6 +35,12 @@ def align_to(topk_ids: Tensor, num_experts: int, block_size_m: int, rows: int) -
     tiles = -(-rows // block_size_m)
     if topk_ids.is_meta:
         return tuple(torch.empty(n, dtype=torch.int32, device="meta") for n in (rows, tiles, 1))  # type: ignore[return-value]
+    key = (num_experts, block_size_m, rows)
+    return kept_with(topk_ids, key, lambda: _align_to(topk_ids, num_experts, block_size_m, rows))
+
+
+def _align_to(topk_ids: Tensor, num_experts: int, block_size_m: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    tiles = -(-rows // block_size_m)
     aligned = align(topk_ids, num_experts, block_size_m)
     sorted_ids = torch.full((max(rows, aligned.sorted_ids.numel()),), topk_ids.numel(), dtype=torch.int32).to(
         topk_ids.device

@@ -85,18 +85,13 @@ class CudaBench(Bench):
         import torch
 
         from moeopt.kernels.routing import Routing
-        from moeopt.measure.timer import GraphTimer
 
         started = time.monotonic()
         monitor = GpuMonitor.open(self.index)
         self._torch: Any = torch
-        self._gpu = GpuSpec.detect(self.index)
         self._kernel = self.make_kernel()
-        torch.cuda.set_device(self.index)
-        self._device = torch.device("cuda", self.index)
-        torch.backends.cuda.matmul.allow_tf32 = False
         self._routing = Routing.parse(self.routing)
-        free, _ = torch.cuda.mem_get_info(self._device)
+        free = self._take_device()
         need = memory_needed(self.shape, self.batch_sizes, l2_bytes=0 if self.warm_l2 else self._gpu.l2_bytes)
         if need.least > free:
             if monitor is not None:
@@ -106,25 +101,39 @@ class CudaBench(Bench):
         # Copies of the weights and further references only while half of what is left stays free.
         self._copies_allowed = 1 + int((free - need.least) / 2 / need.weights)
         self._reference_room = max(need.largest_reference, int((free - need.least) * _REFERENCE_SHARE))
-        self._torch.cuda.set_stream(self._torch.cuda.Stream(self._device))
         self._layers: list[Layer] = []
         self._layer(0)
         self._workloads: dict[tuple[Role, int], _Workload] = {}
         self._references: OrderedDict[tuple[Role, int], Tensor] = OrderedDict()
         self._room: Tensor | None = None
         self._sides: list[_Side] = []
-        self._timers = [GraphTimer(), GraphTimer()]
+        self._timers = [self._make_timer(), self._make_timer()]
         self._listen()
         self._wake(_FIRST_WAKE_S)
-        properties = torch.cuda.get_device_properties(self.index)
         return {
             "gpu": self._gpu.to_dict(),
-            "uuid": str(getattr(properties, "uuid", "")),
             "torch": torch.__version__,
             "timing": self._timers[0].method,
             "free_bytes": free,
             "open_s": round(time.monotonic() - started, 3),
         }
+
+    def _take_device(self) -> int:
+        """Makes the GPU current; returns its free bytes."""
+        torch = self._torch
+        self._gpu = GpuSpec.detect(self.index)
+        self._device = torch.device("cuda", self.index)
+        torch.cuda.set_device(self._device)
+        # The default stream cannot be captured.
+        torch.cuda.set_stream(torch.cuda.Stream(self._device))
+        torch.backends.cuda.matmul.allow_tf32 = False
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
+    def _make_timer(self) -> GraphTimer:
+        from moeopt.measure.timer import GraphTimer
+
+        return GraphTimer()
 
     # -- operands -------------------------------------------------------------------------------
 
@@ -214,7 +223,7 @@ class CudaBench(Bench):
                 expected += 3 * us * len(launches) * 1e-6
                 self.counts.gpu_s += us * 1e-6
                 self._sides.append(_Side(self._timers[number], launches, us))
-        except torch.cuda.OutOfMemoryError as error:
+        except torch.OutOfMemoryError as error:
             self._sides.clear()
             torch.cuda.empty_cache()
             raise BenchError("runtime", f"out of GPU memory: {str(error).splitlines()[0]}") from None

@@ -149,7 +149,7 @@ class WorkerDevice(Device):
             restarts=dict(counts.restarts),
             compiled_in_worker=totals.compiled,
             loaded_in_worker=totals.loaded,
-            gpu_s=round(totals.gpu_s, 4),
+            gpu_s=round(totals.gpu_s, 6),
             timing_s=round(self._spent["timing"], 4),
             control_s=round(self._spent["control"], 4),
             wait_s=round(self._spent["wait"], 4),

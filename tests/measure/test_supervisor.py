@@ -48,9 +48,7 @@ def supervise(recording: Recording, tmp_path: Path) -> Iterator[Callable[..., Su
         supervisor.close()
 
 
-def work(
-    supervisor: Supervisor, configs: Sequence[LaunchConfig], *, race: bool = True, stop=never_stop
-) -> list[Outcome]:
+def work(supervisor: Supervisor, configs: Sequence[LaunchConfig], *, race: bool = True, stop=never_stop):
     tasks = [Task(number, Job(CELL, config), race) for number, config in enumerate(configs)]
     return list(supervisor.run(lambda: tasks.pop(0) if tasks else None, stop))
 
