@@ -117,10 +117,12 @@ def export(
         rungs = found.rungs
         for rung in rungs:
             console.print(
-                f"added batch size {rung.batch_size} with the config of {rung.copied_from}: without it the nearest key "
-                f"is {100 * rung.gain:.1f} % slower there ({how})",
+                f"added batch size {rung.batch_size} with the configs of {rung.copied_from}: at M={rung.worst_at} the "
+                f"nearest key's are {100 * rung.gain:.1f} % slower",
                 markup=False,
             )
+        if rungs:
+            console.print(f"these times are {how}", markup=False)
         if not rungs and not found.unknown:
             console.print(
                 f"no batch size to add: the nearest key is within 2 % at every midpoint ({how})", markup=False
@@ -162,7 +164,12 @@ def export(
             "paths": [str(path) for path in paths],
             "batch_sizes": sorted(up),
             "added": [
-                {"batch_size": r.batch_size, "copied_from": r.copied_from, "us": r.us, "nearest_us": r.nearest_us}
+                {
+                    "batch_size": r.batch_size,
+                    "copied_from": r.copied_from,
+                    "worst_at": r.worst_at,
+                    "gain": round(r.gain, 4),
+                }
                 for r in rungs
             ],
             "start": start,
@@ -181,7 +188,7 @@ def _ladder(
         return find_rungs(up, down, _stored_times(result, storage)), "estimated from the timed batch sizes around it"
     options = DeviceOptions(kernel=result.info.kernel, routing=result.info.routing)
     with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
-        how = f"estimated from {device.info.source}" if device.info.recorded else device.info.source
+        how = "estimated between the batch sizes of a recording" if device.info.recorded else "measured on the GPU"
         return find_rungs(up, down, _measured_times(device)), how
 
 

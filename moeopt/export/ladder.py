@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from moeopt.shape import Role
@@ -30,21 +30,23 @@ class Rung:
         batch_size: The new key.
         up: Config of the up projection.
         down: Config of the down projection (up's in joint mode).
-        us: Both launches at this batch size.
-        nearest_us: What the engine would run without the key.
         copied_from: The tuned batch size whose configs these are.
+        worst_at: Of the batch sizes that were looked at, the one that gains most from the key.
+        us: Both launches there.
+        nearest_us: What the engine runs there without the key.
     """
 
     batch_size: int
     up: LaunchConfig
     down: LaunchConfig
+    copied_from: int
+    worst_at: int
     us: float
     nearest_us: float
-    copied_from: int
 
     @property
     def gain(self) -> float:
-        """How much slower the engine would be without the key: 0.05 is 5 %."""
+        """How much slower the engine is at ``worst_at`` without the key: 0.05 is 5 %."""
         return self.nearest_us / self.us - 1
 
 
@@ -101,7 +103,8 @@ def _between(
     unknown: list[int],
 ) -> list[Rung]:
     """New keys strictly between two neighbours; midpoints without a time are added to ``unknown``."""
-    rungs: list[Rung] = []
+    # One key on each side is enough: between it and the key that it was copied from, the config is the same.
+    rungs: dict[int, Rung] = {}
     low, high = low_key, high_key
     while high - low > 1:
         # A tie goes to the first key of the file, the smaller one.
@@ -113,7 +116,10 @@ def _between(
             if now is None or instead is None:
                 unknown.append(m)
             elif now > instead * (1 + tolerance):
-                rungs.append(Rung(m, *pairs[other], us=instead, nearest_us=now, copied_from=other))
+                rung = Rung(m, *pairs[other], copied_from=other, worst_at=m, us=instead, nearest_us=now)
+                if other in rungs and rungs[other].gain > rung.gain:
+                    rung = replace(rungs[other], batch_size=m)
+                rungs[other] = rung
                 if other == high_key:
                     high = m
                 else:
@@ -121,7 +127,7 @@ def _between(
                 break
         else:
             break
-    return rungs
+    return list(rungs.values())
 
 
 def _total(pair: tuple[LaunchConfig, LaunchConfig], m: int, time_us: TimeUs) -> float | None:
