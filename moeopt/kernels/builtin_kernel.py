@@ -93,21 +93,11 @@ def moe_kernel(
 
     valid = pair < num_pairs
     column = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    c_ptrs = c_ptr + pair.to(tl.int64)[:, None] * rows + column[None, :]
-    if EVEN_N:
-        c_mask = valid[:, None]
-        w_row = column
-    else:
-        c_mask = valid[:, None] & (column < rows)[None, :]
-        w_row = tl.minimum(column, rows - 1)
-
-    if expert == -1:
-        zeros = tl.full((BLOCK_SIZE_M, BLOCK_SIZE_N), 0.0, dtype=tl.float32)
-        tl.store(c_ptrs, zeros.to(c_ptr.dtype.element_ty), mask=c_mask)
-        return
-
+    w_row = column if EVEN_N else tl.minimum(column, rows - 1)
     a_row = (pair // TOP_K).to(tl.int64)
-    expert_64 = expert.to(tl.int64)
+    # A tile without an expert here multiplies nothing, and stores zeros.
+    k_end = tl.where(expert < 0, 0, K)
+    expert_64 = tl.maximum(expert, 0).to(tl.int64)
     k_index = tl.arange(0, BLOCK_SIZE_K)
     a_ptrs = a_ptr + a_row[:, None] * K + k_index[None, :]
     # Elements of the stored row that one step reads, and how many of them one stands for.
@@ -117,7 +107,7 @@ def moe_kernel(
 
     if SCHEME == "tensor":
         a_scale = tl.load(a_scale_ptr)
-        w_scale = tl.load(w_scale_ptr + expert)
+        w_scale = tl.load(w_scale_ptr + expert_64)
     elif SCHEME == "channel":
         w_scale = tl.load(w_scale_ptr + expert_64 * rows + w_row)
         if a_scale_ptr is not None:
@@ -143,7 +133,7 @@ def moe_kernel(
     else:
         acc = tl.full((BLOCK_SIZE_M, BLOCK_SIZE_N), 0, dtype=ACC)
 
-    for k in range(0, K, BLOCK_SIZE_K):
+    for k in range(0, k_end, BLOCK_SIZE_K):
         if EVEN_K:
             a = tl.load(a_ptrs, mask=valid[:, None], other=0.0)
             w = tl.load(w_ptrs)
@@ -207,4 +197,6 @@ def moe_kernel(
             result *= a_scale[:, None]
     if ROUTED_WEIGHT:
         result *= tl.load(routed_weight_ptr + pair, mask=valid, other=0.0)[:, None]
+    c_ptrs = c_ptr + pair.to(tl.int64)[:, None] * rows + column[None, :]
+    c_mask = valid[:, None] if EVEN_N else valid[:, None] & (column < rows)[None, :]
     tl.store(c_ptrs, result.to(c_ptr.dtype.element_ty), mask=c_mask)
