@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from moeopt.costmodel_fitted import CORRECTION, FORMULA
 from moeopt.gpu import GpuSpec
-from moeopt.shape import DTYPES, MoEShape, Role
+from moeopt.shape import DTYPES, ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig
 
 Array = NDArray[np.float64]
@@ -34,11 +34,15 @@ _MOST_REGISTERS: Final = 255
 # The correction may not overrule the formula where it was not fitted.
 _MOST_CORRECTION: Final = 1.0
 _NO_RATE_TFLOPS: Final = 100.0
+# Of an H200 with 16 cores: both roles of a config compile in 0.9 s (median, 15 processes).
+_COMPILE_S: Final = 0.9
+_START_S: Final = 10.0
+_TRIAL_S: Final = 0.005
+_LAUNCHES: Final = 40
+_UNHIDDEN: Final = 0.2
 
 
-def predict_us(
-    shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, configs: Sequence[LaunchConfig]
-) -> Array:
+def predict_us(shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, configs: Sequence[LaunchConfig]) -> Array:
     """Predicted microseconds of one launch for each config, uniform routing.
 
     Args:
@@ -54,6 +58,37 @@ def predict_us(
     parts = launch_parts(shape, gpu, role, batch_size, config_fields(configs), FORMULA)
     correction = correction_features(parts) @ np.asarray(CORRECTION)
     return np.asarray(parts.us * np.exp(np.clip(correction, -_MOST_CORRECTION, _MOST_CORRECTION)))
+
+
+def estimate_tune_seconds(
+    shape: MoEShape, gpu: GpuSpec, batch_sizes: Sequence[int], trials: int, cores: int
+) -> float | None:
+    """Roughly how long a split tune takes, cold Triton cache, nothing known before.
+
+    Compiling runs beside timing. Distinct configs grow with the root of the number of batch sizes, as they
+    are shared among them (175 of 24 trials times 6 batch sizes, seen on recordings).
+
+    Args:
+        shape: The layer.
+        gpu: Where.
+        batch_sizes: M.
+        trials: Configs timed per batch size and role.
+        cores: Compile processes.
+
+    Returns:
+        Seconds, or None where the GPU's bandwidth is not known.
+    """
+    if gpu.bandwidth_gbps <= 0:
+        return None
+    configs = min(7.3 * trials * (len(batch_sizes) / 6) ** 0.5, 2.0 * trials * len(batch_sizes))
+    compiling = configs * _COMPILE_S / max(cores, 1)
+    typical = LaunchConfig(64, 64, 128 if DTYPES[shape.dtype].activation_bits == 8 else 64, 8, 4, 3)
+    timing = 0.0
+    for role in ROLES:
+        for m in batch_sizes:
+            us = float(predict_us(shape, gpu, role, m, [typical])[0])
+            timing += trials * (_TRIAL_S + _LAUNCHES * us * 1e-6)
+    return float(_START_S + max(compiling, timing) + _UNHIDDEN * min(compiling, timing))
 
 
 def config_fields(configs: Sequence[LaunchConfig]) -> Array:

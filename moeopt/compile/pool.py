@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from moeopt.compile import worker
+from moeopt.compile.binary import TensorCore
 from moeopt.compile.memo import FailureMemo, triton_cache_dir
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.kernels.base import MoEKernel
@@ -55,6 +56,7 @@ class Compiled:
         resources: What the compiler said, or None if it failed.
         failure: Why it failed, or None.
         remembered: Whether the failure is of an earlier run and cost nothing now.
+        tensor_core: The tensor-core instruction, where the pool looks for it.
     """
 
     config: LaunchConfig
@@ -63,6 +65,7 @@ class Compiled:
     resources: Resources | None = None
     failure: Failure | None = None
     remembered: bool = False
+    tensor_core: TensorCore | None = None
 
 
 @dataclass
@@ -115,6 +118,7 @@ class CompilePool:
         workers: Number of processes; None for one less than the cores this process may use.
         cache_dir: Triton's cache; None for the one Triton uses by itself. A process that launches
             the kernels finds the binaries there if its TRITON_CACHE_DIR is the same.
+        inspect: Whether to look for the tensor-core instruction of each binary, too.
         log_dir: Where the output of failed compiles is kept; None for ``moeopt/logs`` in the cache.
 
     Raises:
@@ -129,6 +133,8 @@ class CompilePool:
         workers: int | None = None,
         cache_dir: str | Path | None = None,
         log_dir: str | Path | None = None,
+        *,
+        inspect: bool = False,
     ) -> None:
         if workers is not None and workers < 1:
             raise InvalidInputError(f"workers is {workers}: give at least 1 compile process")
@@ -150,7 +156,7 @@ class CompilePool:
         self._lock = threading.Lock()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._slots = [_Slot() for _ in range(workers)]
-        self._setup = worker.Setup(kernel, shape, capability, os.getpid())
+        self._setup = worker.Setup(kernel, shape, capability, os.getpid(), inspect)
         self._broken: Exception | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -357,7 +363,7 @@ class CompilePool:
             message = worker.one_line(f"the compiler died ({sign or type(error).__name__})", task.log_path)
         self._deliver(task, Failure("compile", message, _kept(task.log_path)), remember=sign != "SIGKILL")
 
-    def _deliver(self, task: _Task, result: Resources | Failure, *, remember: bool = True) -> None:
+    def _deliver(self, task: _Task, result: worker.Binary | Failure, *, remember: bool = True) -> None:
         if isinstance(result, Failure):
             self.counts.failed += 1
             if remember:
@@ -365,9 +371,10 @@ class CompilePool:
             compiled = Compiled(task.config, task.role, task.specialisation, failure=result)
         else:
             self.counts.compiled += 1
-            if result.compile_s > 0:
-                self.counts.seconds.append(result.compile_s)
-            compiled = Compiled(task.config, task.role, task.specialisation, resources=result)
+            resources = result.resources
+            if resources.compile_s > 0:
+                self.counts.seconds.append(resources.compile_s)
+            compiled = Compiled(task.config, task.role, task.specialisation, resources, tensor_core=result.tensor_core)
         task.future.set_result(compiled)
 
     def _start_failed(self, slot: _Slot, error: BaseException) -> None:

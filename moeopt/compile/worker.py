@@ -12,10 +12,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from moeopt.compile.binary import TensorCore, tensor_core
 from moeopt.kernels.base import MoEKernel
 from moeopt.measure.base import Failure, Resources
 from moeopt.shape import MoEShape, Role
@@ -35,6 +37,20 @@ class Setup:
     shape: MoEShape
     capability: tuple[int, int]
     parent_pid: int
+    inspect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """What a compile process hands back.
+
+    Attributes:
+        resources: What the compiler said.
+        tensor_core: The instruction used, or None where it was not looked for.
+    """
+
+    resources: Resources
+    tensor_core: TensorCore | None = None
 
 
 _setup: Setup | None = None
@@ -56,7 +72,7 @@ def start(setup: Setup) -> None:
     _setup = setup
 
 
-def compile_one(setup: Setup, role: Role, batch_size: int, config: LaunchConfig, log_path: str) -> Resources | Failure:
+def compile_one(setup: Setup, role: Role, batch_size: int, config: LaunchConfig, log_path: str) -> Binary | Failure:
     """Compiles one config. All that the compiler prints goes to the log, which is removed on success."""
     start(setup)  # loky may have replaced a process that had grown too large
     path = Path(log_path)
@@ -64,14 +80,39 @@ def compile_one(setup: Setup, role: Role, batch_size: int, config: LaunchConfig,
         os.write(2, f"{os.getpid()} {config} {role} M={batch_size} sm_{''.join(map(str, setup.capability))}\n".encode())
         begin = time.monotonic()
         try:
-            resources = setup.kernel.compile(setup.shape, role, batch_size, config)
+            with _written_files() as files:
+                resources = setup.kernel.compile(setup.shape, role, batch_size, config)
+            binary = Binary(resources, _tensor_core_of(files) if setup.inspect else None)
         except Exception as error:  # noqa: BLE001  (the border of the process: whatever the compiler raises is a value)
             text = f"{type(error).__name__}: {error}"
             os.write(2, f"\n{text}\nafter {time.monotonic() - begin:.1f} s\n".encode())
         else:
             path.unlink(missing_ok=True)
-            return resources
+            return binary
     return Failure("compile", one_line(text, path), log_path)
+
+
+@contextlib.contextmanager
+def _written_files() -> Iterator[dict[str, str]]:
+    """Collects the files that Triton has of what is compiled inside, by name."""
+    import triton
+
+    files: dict[str, str] = {}
+
+    def listen(*, metadata_group: Mapping[str, str], **_: Any) -> None:
+        files.update(metadata_group)
+
+    before = triton.knobs.compilation.listener
+    triton.knobs.compilation.listener = listen
+    try:
+        yield files
+    finally:
+        triton.knobs.compilation.listener = before
+
+
+def _tensor_core_of(files: Mapping[str, str]) -> TensorCore | None:
+    path = next((path for name, path in files.items() if name.endswith(".ptx")), None)
+    return tensor_core(Path(path).read_text(encoding="utf-8")) if path else None
 
 
 def pid_of(log_path: Path) -> int | None:

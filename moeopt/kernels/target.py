@@ -77,11 +77,14 @@ def compile_resources(warmup: Callable[[], Any]) -> Resources:
     """
     compiled = False
 
-    def listen(*, cache_hit: bool, **_: Any) -> None:
+    before = triton.knobs.compilation.listener
+
+    def listen(*, cache_hit: bool, **rest: Any) -> None:
         nonlocal compiled
         compiled = compiled or not cache_hit
+        if before is not None:
+            before(cache_hit=cache_hit, **rest)
 
-    before = triton.knobs.compilation.listener
     triton.knobs.compilation.listener = listen
     started = time.perf_counter()
     try:
