@@ -27,15 +27,24 @@ def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec
     return buffers * bits * config.block_size_k // 8
 
 
-def illegal_reason(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
+def illegal_reason(
+    config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec, *, shared: int | None = None
+) -> str | None:
     """Why the config cannot run on the GPU, in one line, or None.
 
     Covers shared memory, threads and registers of any Triton kernel of this design; a kernel's own
     rules come on top (``MoEKernel.illegal_reason``).
+
+    Args:
+        config: What may be tried.
+        shape: The layer.
+        role: Which projection.
+        gpu: Its limits.
+        shared: Bytes of shared memory where the kernel needs others than :func:`shared_bytes`.
     """
     if shape.block_shape and config.block_size_k > shape.block_shape[1]:
         return f"BLOCK_SIZE_K {config.block_size_k} is over block_k {shape.block_shape[1]}: one scale per step is read"
-    need = shared_bytes(config, shape, role, gpu)
+    need = shared_bytes(config, shape, role, gpu) if shared is None else shared
     if need > gpu.shared_memory_per_block_optin:
         return f"needs {need:,} bytes of shared memory, {gpu.name} has {gpu.shared_memory_per_block_optin:,} per block"
     if config.num_warps > gpu.warps_per_multiprocessor or config.num_warps > 32:

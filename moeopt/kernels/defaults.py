@@ -47,6 +47,12 @@ def _vllm(shape: MoEShape, m: int) -> LaunchConfig:
         return LaunchConfig(
             16 if m <= 64 else 64, 64 if m <= 8 else block_n, block_k, 1 if m <= 16 else 32, 4, 4 if m <= 4 else 3
         )
+    if shape.group_size:
+        # Its wna16 Triton kernel: tiles of N and K are chosen at the launch.
+        block_n, block_k = (32, 64) if m == 1 else (64, 32)
+        return LaunchConfig(
+            16 if m <= 20 else 32 if m <= 40 else 64, block_n, block_k, 1, _TRITON_WARPS, _TRITON_STAGES
+        )
     fp8 = shape.dtype == "fp8_w8a8"
     return LaunchConfig(
         block_size_m=16 if m <= 32 else 32 if m <= 96 else 64 if m <= 512 else 128,

@@ -17,7 +17,7 @@ from moeopt.kernels.defaults import engine_default
 from moeopt.kernels.engine_source import ENGINES, EngineSource, find_engine
 from moeopt.measure.base import Resources
 from moeopt.resources import illegal_reason
-from moeopt.shape import ROLES, MoEShape, Role
+from moeopt.shape import DTYPES, ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
@@ -70,7 +70,26 @@ class EngineKernel(MoEKernel):
             self.meta_launch(shape, role, 1, engine_default(self.name, shape, 1, gpu), gpu.compute_capability)
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
-        return illegal_reason(config, shape, role, gpu)
+        reason = illegal_reason(config, shape, role, gpu, shared=_grouped_shared_bytes(config, shape, gpu))
+        if reason:
+            return reason
+        block_k = config.block_size_k
+        for name, size in (("M", config.block_size_m), ("N", config.block_size_n), ("K", block_k)):
+            if size < 16 or size & (size - 1):
+                return f"BLOCK_SIZE_{name} is {size}: a power of two from 16 on is needed"
+        if block_k < 32 and DTYPES[shape.dtype].activation_bits == 8:
+            return f"BLOCK_SIZE_K is {block_k}: 8-bit tensor cores need 32"
+        if config.num_warps & (config.num_warps - 1):
+            return f"num_warps is {config.num_warps}: a power of two is needed"
+        if shape.block_shape and shape.block_shape[1] % block_k:
+            return (
+                f"BLOCK_SIZE_K {block_k} does not divide block_k {shape.block_shape[1]}: a step would straddle scales"
+            )
+        if shape.group_size and shape.reduction(role) % block_k:
+            return (
+                f"BLOCK_SIZE_K {block_k} does not divide K {shape.reduction(role)}: the kernel reads past the weights"
+            )
+        return None
 
     def default_config(self, shape: MoEShape, role: Role, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
         return engine_default(self.name, shape, batch_size, gpu)
@@ -197,6 +216,24 @@ class EngineKernel(MoEKernel):
         }
 
 
+def _grouped_shared_bytes(config: LaunchConfig, shape: MoEShape, gpu: GpuSpec) -> int | None:
+    """Bytes of shared memory of the engines' gptq/awq kernel, or None for another kernel.
+
+    The activations are pipelined, 8-bit weights are too and 4-bit weights are not, and one tile of
+    dequantised weights lies beside them. Exact for the 20 configs compiled with Triton 3.6 for sm_90
+    and sm_120 (see tests/kernels).
+    """
+    if not shape.group_size:
+        return None
+    wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64
+    activations = config.block_size_m * config.block_size_k * 2
+    weights = config.block_size_n * config.block_size_k
+    pipelined = (config.num_stages if wgmma else config.num_stages - 1) * activations
+    if DTYPES[shape.dtype].weight_bits == 8:
+        pipelined += (config.num_stages - 1) * weights
+    return pipelined + 2 * weights
+
+
 class LaunchContext:
     """What stand-ins answer from while a launch is recorded."""
 
@@ -252,8 +289,9 @@ class _Loaded:
                 f"{kernel.title} has no function {name}, which launches the kernel in the versions that moeopt is "
                 f"tested with ({ENGINES[kernel.name].versions}): use one of them, or kernel 'builtin'"
             )
-        self.context.capability, self.context.a_scale = capability, batch.a_scale
+        self.context.capability = capability
         values = kernel.launch_values(layer, role, batch, config, out)
+        self.context.a_scale = values["A_scale"]
         self.launches.clear()
         try:
             call_by_name(function, values, kernel.title)

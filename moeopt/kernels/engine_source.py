@@ -79,10 +79,14 @@ class EngineSource:
 
 
 def engine_available(engine: str) -> bool:
-    """Whether :func:`find_engine` would find the engine."""
+    """Whether the engine is here.
+
+    Raises:
+        InvalidInputError: The engine's environment variable names something that holds no kernel.
+    """
     try:
         find_engine(engine)
-    except (DeviceError, InvalidInputError):
+    except DeviceError:
         return False
     return True
 

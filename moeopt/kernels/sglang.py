@@ -47,6 +47,8 @@ class SglangKernel(EngineKernel):
             **quantising,
             "is_cuda": lambda: True,
             "is_batch_invariant_mode_enabled": lambda: False,
+            # SGLang 0.5.6 to 0.5.10 swap operands on an H20 alone.
+            "get_device_name": lambda *_: _device_name(),
             "is_sm90_supported": lambda *_: context.capability[0] == 9,
             "is_arch_support_pdl": lambda *_: context.capability[0] >= 9,
         }
@@ -124,6 +126,17 @@ class SglangKernel(EngineKernel):
             padding = min(batch.num_pairs, shape.num_experts + 1) * (block_m - 1)
             values["A"], values["A_scale"] = _expert_sorted(batch, sorted_ids, batch.num_pairs + padding)
         return values
+
+
+def _device_name() -> str:
+    """Name of the first GPU as the driver has it, without touching CUDA; "" without one."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except pynvml.NVMLError:
+        return ""
 
 
 def _expert_sorted(batch: RoutedBatch, sorted_ids: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
