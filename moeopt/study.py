@@ -175,8 +175,12 @@ class StudyStore:
                 f"{self.display} is a file, and workers need a database server: give postgresql://... or mysql://..."
             )
 
-    def job_board(self, key: StudyKey) -> JobBoard:
+    def job_board(self, key: StudyKey, *, lease_s: float = 30.0) -> JobBoard:
         """The shared jobs of a key's cells in a database server.
+
+        Args:
+            key: The key.
+            lease_s: Seconds after which others take over the claims of this process, once it is silent.
 
         Raises:
             StorageError: It is a file, or the database is away.
@@ -186,7 +190,7 @@ class StudyStore:
 
         self.require_shared()
         assert isinstance(self._backend, RdbBackend)
-        return JobBoard(self._backend, self.study_ids(key))
+        return JobBoard(self._backend, self.study_ids(key), lease_s=lease_s)
 
     def share(self, device: Device, key: StudyKey, run: str, first_seq: int = 0) -> AbstractContextManager[Device]:
         """A device whose jobs any worker may take; with a database file the device itself.

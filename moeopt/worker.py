@@ -10,7 +10,7 @@ from typing import Final
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell, Device
 from moeopt.storage.backend import TransientError
-from moeopt.storage.claims import JobBoard
+from moeopt.storage.claims import LEASE_S, JobBoard
 from moeopt.storage.codec import TrialContext
 from moeopt.storage.key import StudyKey
 from moeopt.storage.shared import ClaimedJobs, Heartbeat, Patience
@@ -46,11 +46,12 @@ def find_work(store: StudyStore, gpu: str, idle_s: float) -> StudyKey | None:
 class Worker:
     """Times jobs of one device's key, in both modes, until there is nothing left to do."""
 
-    def __init__(self, store: StudyStore, device: Device, *, give_up_s: float = 60.0) -> None:
+    def __init__(self, store: StudyStore, device: Device, *, lease_s: float = LEASE_S, give_up_s: float = 60.0) -> None:
         """
         Args:
             store: A database server.
             device: What to time with.
+            lease_s: Seconds after which others take over the claims of a worker that died.
             give_up_s: How long to wait for a database that is away.
 
         Raises:
@@ -60,7 +61,7 @@ class Worker:
         self._device = device
         self._patience = Patience(give_up_s)
         self._keys = tuple(StudyKey.of(device, mode) for mode in ("split", "joint"))
-        self._board: JobBoard = store.job_board(self._keys[0])
+        self._board: JobBoard = store.job_board(self._keys[0], lease_s=lease_s)
         self._context: dict[Cell, TrialContext] = {}
         self.timed = 0
 

@@ -46,6 +46,11 @@ def run(recording: Recording, order: dict[str, str]) -> None:
     Path(order["result"]).write_text(json.dumps(result.to_dict(), sort_keys=True))
 
 
+def _say(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     recording = Recording.load(sys.argv[1])
     import optuna.storages._rdb.models  # noqa: F401  (so that children need not)
@@ -55,9 +60,9 @@ def main() -> None:
         if pid == 0:
             run(recording, json.loads(line))
             os._exit(0)
-        print(pid, flush=True)
+        _say(pid)
         _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        _say(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

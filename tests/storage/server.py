@@ -27,7 +27,7 @@ def find_binaries() -> Path:
 
 
 class PostgresServer:
-    """Starts, stops and kills a server; its data outlives a restart."""
+    """Starts and kills a server; its data outlives a restart."""
 
     def __init__(self) -> None:
         self._bin = find_binaries()
@@ -95,17 +95,8 @@ class PostgresServer:
             (self._data / "postmaster.pid").unlink(missing_ok=True)
             self.process = None
 
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.send_signal(signal.SIGINT)  # "fast" shutdown
-            try:
-                self.process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self.process = None
-
     def remove(self) -> None:
-        self.stop()
+        self.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
