@@ -1,0 +1,173 @@
+"""``moeopt verify``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from moeopt.api import load
+from moeopt.cli import options as o
+from moeopt.devices import DeviceOptions, open_device
+from moeopt.errors import InvalidInputError
+from moeopt.export import export_configs, import_configs
+from moeopt.export.names import check_engine
+from moeopt.files import write_file
+from moeopt.measure.base import Device
+from moeopt.shape import MoEShape
+from moeopt.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification, default_table, verify
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("verify")(verify_command)
+
+
+def verify_command(
+    tuned: Annotated[
+        Path | None, typer.Option("--tuned", help="Directory with the tuned files. Default: the study database.")
+    ] = None,
+    existing: Annotated[
+        Path | None, typer.Option("--existing", help="Directory with the files that the server reads today.")
+    ] = None,
+    storage: o.StorageOption = None,
+    model: o.ModelOption = None,
+    engine: o.EngineOption = "sglang",
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="cuda:0 or recorded:FILE. Default: the first CUDA GPU.")
+    ] = None,
+    batch_sizes: o.BatchSizesOption = None,
+    kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "auto",
+    routing: Annotated[str, typer.Option("--routing", help="uniform, zipf:S, dirichlet:A or file:PATH.")] = "uniform",
+    passes: Annotated[int, typer.Option("--passes", help="Turns that each config gets.")] = DEFAULT_PASSES,
+    minimum_gain: Annotated[
+        float, typer.Option("--minimum-gain", help="Least gain, in percent, for which a row is replaced.")
+    ] = 100 * MINIMUM_GAIN,
+    triton: Annotated[
+        str | None, typer.Option("--triton", help="Triton version of the files. Default: the one here.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the outcome as JSON.")] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write the rows that are kept as the engine's files.")
+    ] = None,
+) -> None:
+    """Let default, existing and tuned configs take turns, and keep what is better than noise."""
+    engine = check_engine(engine)
+    given = o.ShapeOptions(
+        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
+        group_size,
+    )  # fmt: skip
+    recorded = (gpu or "").startswith("recorded:")
+    shape: MoEShape | None = given.resolve()[0] if given.given() else None
+    if shape is None and not recorded:
+        if tuned is not None:
+            raise InvalidInputError("--tuned names files only: give the shape as well, with --model or --experts ...")
+        shape = load(storage).shape
+    sizes = o.parse_batch_sizes(batch_sizes)
+    console = Console(soft_wrap=True, highlight=False)
+    options = DeviceOptions(kernel=kernel, engine=engine, routing=routing)
+    with open_device(gpu, shape, options, batch_sizes=sizes) as device:
+        console.print(device.info.source, markup=False)
+        tables = _tables(device, engine, tuned, existing, storage, sizes, triton)
+        outcome = verify(device, tables, passes=passes, minimum_gain=minimum_gain / 100)
+        written = []
+        if export is not None:
+            up, down = outcome.configs()
+            joint = engine == "vllm"
+            written = export_configs(
+                engine, export, device.shape, device.gpu.name, triton or device.info.triton, up, None if joint else down
+            )
+    print_verification(console, outcome)
+    for path in written:
+        console.print(f"wrote {path}", markup=False)
+    if json_path is not None:
+        write_file(json_path, json.dumps(outcome.to_dict(), indent=1) + "\n")
+
+
+def _tables(
+    device: Device,
+    engine: str,
+    tuned: Path | None,
+    existing: Path | None,
+    storage: str | None,
+    sizes: tuple[int, ...] | None,
+    triton: str | None,
+) -> dict[str, dict[int, Row]]:
+    """Existing (if given), default, tuned: in the order in which a row may be taken over."""
+    version = triton or device.info.triton
+    if tuned is not None:
+        files = import_configs(engine, tuned, device.shape, device.gpu, version)
+        keys = tuple(files.up)
+        tuned_table = {m: Row(files.at("up", m), files.at("down", m)) for m in sizes or _timed(device, keys)}
+    else:
+        up, down = load(storage, device.shape).configs_for(engine)
+        wanted = sizes or tuple(up)
+        missing = [m for m in wanted if m not in up]
+        if missing:
+            raise InvalidInputError(f"batch size {missing[0]} was not tuned: tuned are {', '.join(map(str, up))}")
+        tuned_table = {m: Row(up[m], (down or up)[m]) for m in wanted}
+    tables = {"default": default_table(device, tuple(tuned_table)), "tuned": tuned_table}
+    if existing is not None:
+        files = import_configs(engine, existing, device.shape, device.gpu, version)
+        today = {m: Row(files.at("up", m), files.at("down", m)) for m in tuned_table}
+        tables = {"existing": today, **tables}
+    return tables
+
+
+def _timed(device: Device, keys: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a file's batch sizes, those that the device can time."""
+    there = device.batch_sizes
+    found = tuple(m for m in keys if there is None or m in there)
+    if not found:
+        raise InvalidInputError(f"none of the file's batch sizes is in the recording: it holds {there}")
+    return found
+
+
+def print_verification(console: Console, outcome: Verification) -> None:
+    """Prints one line per batch size and what it comes to."""
+    names = list(dict.fromkeys(arm.name for row in outcome.rows for arm in row.arms))
+    table = Table()
+    for name in ("M", *(f"{name} µs" for name in names), "gain", "kept", "why"):
+        table.add_column(name, justify="left" if name in ("kept", "why") else "right")
+    for row in outcome.rows:
+        times = {arm.name: arm for arm in row.arms}
+        cells = [_time(times[name].total_us, times[name].interval_us) if name in times else "-" for name in names]
+        low, high = (100 * v for v in row.interval)
+        gain = f"{100 * row.gain:.1f} % ({low:.1f} to {high:.1f})"
+        table.add_row(str(row.batch_size), *cells, gain, row.kept, row.reason)
+    Console(width=max(console.width, 160), highlight=False, file=console.file).print(table)
+    replaced = outcome.replaced()
+    console.print(
+        f"{len(replaced)} of {len(outcome.rows)} batch sizes get another row than {outcome.baseline}; "
+        f"{outcome.passes} passes",
+        markup=False,
+    )
+    if outcome.replayed:
+        console.print(
+            "replayed: the intervals are those of the recording's rounds, and nothing was interleaved or measured "
+            "on this machine",
+            markup=False,
+        )
+    if outcome.disturbed:
+        console.print(f"{outcome.disturbed} timings were disturbed by other work on the GPU", markup=False)
+
+
+def _time(total: float | None, interval: tuple[float, float] | None) -> str:
+    if total is None or interval is None:
+        return "failed"
+    return f"{total:.1f} ± {(interval[1] - interval[0]) / 2:.1f}"
