@@ -17,14 +17,23 @@ def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec
     Triton keeps ``num_stages - 1`` buffers where the tensor cores read registers (mma), and
     ``num_stages`` where they read shared memory (wgmma, on compute capability 9 from 64 rows on). With
     fp8 and fewer rows than that SGLang's kernel, vLLM's and ours swap the operands there, so that the
-    64 columns count.
+    64 columns count. Beside the buffers, block-wise scales pass through shared memory once they
+    outnumber the threads: a tile's rows (one scale each), and its columns where it spans several blocks.
     """
     spec = DTYPES[shape.dtype]
     bits = config.block_size_m * spec.activation_bits + config.block_size_n * spec.weight_bits
     rows = max(config.block_size_m, config.block_size_n) if spec.compute == "fp8" else config.block_size_m
     wgmma = gpu.compute_capability[0] == 9 and rows >= 64
     buffers = config.num_stages if wgmma else config.num_stages - 1
-    return buffers * bits * config.block_size_k // 8
+    return buffers * bits * config.block_size_k // 8 + _scale_bytes(config, shape)
+
+
+def _scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
+    """Bytes through which the float32 scales of a block-wise scheme change their layout."""
+    if shape.block_shape is None:
+        return 0
+    columns = config.block_size_n if config.block_size_n > shape.block_shape[0] else 0
+    return 4 * max((n for n in (config.block_size_m, columns) if n >= 32 * config.num_warps), default=0)
 
 
 def illegal_reason(

@@ -1,0 +1,121 @@
+"""``moeopt compile``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from moeopt.cli import options as o
+from moeopt.errors import InvalidInputError
+from moeopt.gpu import GpuSpec
+from moeopt.shape import DEFAULT_BATCH_SIZES
+from moeopt.space import SearchSpace
+from moeopt.study_file import StudyFile
+
+if TYPE_CHECKING:
+    from moeopt.compile.survey import SurveyCounts
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("compile")(compile_space)
+
+
+def compile_space(
+    study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
+    model: o.ModelOption = None,
+    engine: o.EngineOption = "sglang",
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")
+    ] = None,
+    batch_sizes: o.BatchSizesOption = None,
+    space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
+    kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "builtin",
+    workers: Annotated[int | None, typer.Option("--workers", help="Compile processes. Default: cores - 1.")] = None,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option("--cache-dir", help="Fill this Triton cache; ship it and set TRITON_CACHE_DIR to it there."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The recording to write or go on with, ending in .jsonl.gz.")
+    ] = None,
+    one_group: Annotated[
+        bool, typer.Option("--one-group", help="One GROUP_SIZE_M of each tile only: resources do not depend on it.")
+    ] = False,
+) -> None:
+    """Compile a whole space for a GPU that need not be here: resources, occupancy, failures, and Triton's cache."""
+    from moeopt.compile import CompilePool
+    from moeopt.compile.survey import Survey
+    from moeopt.kernels import get_kernel
+
+    given = o.ShapeOptions(
+        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
+        group_size,
+    )  # fmt: skip
+    file = StudyFile.load(study) if study is not None else None
+    if file is not None and given.given():
+        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
+    shape = file.shape if file is not None else given.resolve()[0]
+    name = gpu or (str(file.tune["gpu"]) if file is not None and "gpu" in file.tune else None)
+    if name is None:
+        raise InvalidInputError('--gpu is missing: name the GPU to compile for, such as --gpu "NVIDIA H200"')
+    target = GpuSpec.by_name(name) if not name.startswith("cuda") else GpuSpec.detect(_index(name))
+    chosen = get_kernel(kernel, engine=engine if kernel == "auto" else None)
+    searched = SearchSpace.named(space, shape)
+    path = out or Path(f"{target.name.replace(' ', '-')}-{shape.slug()}-{chosen.key.name}-{space}-compiled.jsonl.gz")
+    if not path.name.endswith(".jsonl.gz"):
+        raise InvalidInputError(f"--out is {str(path)!r}: it must end in .jsonl.gz")
+    sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
+    survey = Survey(chosen, shape, target, searched, sizes, path, one_group=one_group)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(f"compiling for {target.name} (sm_{target.sm}) with Triton {version('triton')}; no GPU is touched")
+    with (
+        CompilePool(chosen, shape, target.compute_capability, workers, cache_dir, inspect=True) as pool,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task("compiling", total=None)
+        survey.run(pool, lambda done, total: progress.update(task, completed=done, total=total))
+        cache = pool.cache_dir
+    for line in _report(survey.counts, pool.workers):
+        console.print(line)
+    console.print(f"wrote {path}; binaries are in {cache}")
+
+
+def _report(counts: SurveyCounts, workers: int) -> list[str]:
+    lines = [
+        f"{counts.space} configs: {counts.illegal} over the GPU's limits, {counts.space - counts.illegal} legal, of "
+        f"which {counts.compiled} compiled now and {counts.resumed} before, {counts.failed} failed, "
+        f"{counts.rejected} rejected for local memory",
+        f"{counts.seconds:.0f} s with {workers} processes",
+    ]
+    for title, values in (
+        ("failure", counts.messages),
+        ("tensor-core instruction", counts.tensor_cores),
+        ("blocks per multiprocessor", {f"{b} (limit: {why})": n for (b, why), n in counts.occupancies.items()}),
+    ):
+        for text, count in sorted(values.items(), key=lambda item: -item[1]):
+            lines.append(f"  {title}: {text}: {count}")
+    return lines
+
+
+def _index(name: str) -> int:
+    _, _, index = name.partition(":")
+    if index and not index.isdigit():
+        raise InvalidInputError(f"--gpu is {name!r}: give cuda:0 or a GPU's name")
+    return int(index or 0)
