@@ -118,7 +118,9 @@ def _use_wal(url: StorageUrl) -> None:
     except sqlite3.DatabaseError as error:
         if "locked" in str(error):
             raise TransientError(f"the database {url.display} cannot be used now: {error}") from None
-        raise StorageError(f"cannot open the database {url.display} ({error}): give another --storage") from None
+        raise StorageError(
+            f"{url.display} is damaged or not a database ({error}): restore it, or give another --storage"
+        ) from None
 
 
 def _on_sqlite_connect(connection: Any, record: Any) -> None:

@@ -59,6 +59,7 @@ class TrialWriter:
         self._changed = threading.Condition()
         self._closing = False
         self._flushing = False
+        self._retry_now = False
         self._ended = False
         self._lost: StorageError | None = None
         self._away: str | None = None
@@ -120,7 +121,7 @@ class TrialWriter:
         """
         waiting_since = time.monotonic()
         with self._changed:
-            self._flushing = True
+            self._flushing = self._retry_now = True
             self._changed.notify_all()
             while (self._queue or self._attrs) and not self._ended:
                 self._changed.wait(0.2)
@@ -166,7 +167,8 @@ class TrialWriter:
         while True:
             with self._changed:
                 if delay:
-                    self._changed.wait_for(lambda: self._closing, timeout=delay)
+                    self._changed.wait_for(lambda: self._closing or self._retry_now, timeout=delay)
+                    self._retry_now = False
                 else:
                     self._changed.wait_for(self._is_urgent, timeout=_INTERVAL_S)
                 batch = list(islice(self._queue, _BATCH))
