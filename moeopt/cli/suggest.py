@@ -1,0 +1,73 @@
+"""``moeopt suggest``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from moeopt.cli import options as o
+from moeopt.errors import InvalidInputError
+from moeopt.gpu import GpuSpec
+from moeopt.shape import DEFAULT_BATCH_SIZES
+from moeopt.study_file import StudyFile
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("suggest")(suggest_configs)
+
+
+def suggest_configs(
+    out: Annotated[Path, typer.Argument(help="A new directory for the config files.")],
+    study: Annotated[Path | None, typer.Option("--study", help="Take shape and GPU from a study file.")] = None,
+    model: o.ModelOption = None,
+    engine: o.EngineOption = "sglang",
+    tp: o.TpOption = 1,
+    ep: o.EpOption = 1,
+    fuse_shared: o.FuseOption = None,
+    experts: o.ExpertsOption = None,
+    top_k: o.TopKOption = None,
+    hidden: o.HiddenOption = None,
+    intermediate: o.IntermediateOption = None,
+    dtype: o.DtypeOption = None,
+    block_shape: o.BlockShapeOption = None,
+    per_channel: o.PerChannelOption = False,
+    group_size: o.GroupSizeOption = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU by name; it need not be here.")] = None,
+    batch_sizes: o.BatchSizesOption = None,
+    space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
+    triton: Annotated[
+        str | None, typer.Option("--triton", help="Triton version of the server. Default: the one here.")
+    ] = None,
+) -> None:
+    """Write config files from the cost model, without any GPU. They are marked as unmeasured."""
+    from moeopt.suggest import suggest, write_suggestions
+
+    given = o.ShapeOptions(
+        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
+        group_size,
+    )  # fmt: skip
+    file = StudyFile.load(study) if study is not None else None
+    if file is not None and given.given():
+        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
+    shape = file.shape if file is not None else given.resolve()[0]
+    name = gpu or (str(file.tune["gpu"]) if file is not None and "gpu" in file.tune else None)
+    if name is None:
+        raise InvalidInputError('--gpu is missing: name the GPU, such as --gpu "NVIDIA GeForce RTX 5090"')
+    target = GpuSpec.by_name(name)
+    sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
+    mode: Literal["split", "joint"] = "split" if engine == "sglang" else "joint"
+    found = suggest(shape, target, sizes, space=space, mode=mode, engine=engine)
+    paths = write_suggestions(engine, out, shape, target, triton or version("triton"), found)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(f"UNMEASURED: ranked for {target.name} by a cost model; tune on the GPU before you rely on it")
+    for m, s in sorted(found.items()):
+        configs = str(s.up) if s.up == s.down else f"up {s.up}, down {s.down}"
+        gain = s.predicted_default_us / s.predicted_us
+        console.print(f"M={m}: {configs}; predicted {gain:.2f}x the default's speed")
+    for path in paths:
+        console.print(f"wrote {path}")
