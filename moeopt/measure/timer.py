@@ -42,6 +42,23 @@ class GraphTimer:
 
     def capture(self, launches: Sequence[Callable[[], None]]) -> None:
         """Captures the launches, in order, as one graph. Each binary has to have run once before."""
+        try:
+            self._capture(launches)
+        except RuntimeError:
+            if not self.inside:
+                raise
+            # Perhaps this driver cannot put such a launch beside an event node. If it is the launch's
+            # own fault, it fails again.
+            inside, events = self.inside, self._events
+            self.inside, self._events = False, self._outer
+            try:
+                self._capture(launches)
+            except RuntimeError:
+                self.inside, self._events = inside, events
+                raise
+            log.warning("these launches cannot be captured with events inside: events are recorded around graphs")
+
+    def _capture(self, launches: Sequence[Callable[[], None]]) -> None:
         self.drop()
         self._launches = len(launches)
         graph = self._torch.cuda.CUDAGraph()
@@ -109,7 +126,7 @@ class GraphTimer:
         try:
             self._events = self._make_events(external=True)
             self.inside = True
-            self.capture([spin])
+            self._capture([spin])
             self.time()
             within = self.time()
         except (RuntimeError, TypeError) as error:

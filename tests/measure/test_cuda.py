@@ -1,0 +1,141 @@
+"""On a real GPU: what the CPU tests cannot show."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeopt.compile import CompilePool
+from moeopt.devices import DeviceOptions
+from moeopt.kernels import get_kernel
+from moeopt.measure.base import Cell, Job
+from moeopt.measure.bench import CudaBench
+from moeopt.measure.cuda import CudaDevice, open_cuda
+from moeopt.measure.roofline import RateStore
+from moeopt.shape import MoEShape
+from moeopt.space import LaunchConfig
+
+pytestmark = pytest.mark.gpu
+
+BF16 = MoEShape(64, 8, 2048, 256)
+FP8 = MoEShape(64, 8, 2048, 256, "fp8_w8a8", (128, 128))
+SIZES = (1, 64, 1024)
+CONFIGS = (
+    LaunchConfig(16, 64, 64, 1, 4, 3),
+    LaunchConfig(16, 128, 128, 16, 4, 2),
+    LaunchConfig(32, 64, 128, 1, 4, 3),
+    LaunchConfig(64, 128, 64, 16, 8, 3),
+)
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaDevice]:
+    folder = tmp_path_factory.mktemp("cuda")
+    options = DeviceOptions(kernel="builtin", compile_cache=folder / "cache")
+    with CudaDevice(BF16, 0, options, batch_sizes=SIZES, rates=RateStore(folder / "rates.json")) as device:
+        yield device
+
+
+def jobs(*roles: str) -> list[Job]:
+    return [Job(Cell(role, m), config) for m in SIZES for role in roles for config in CONFIGS]  # type: ignore[arg-type]
+
+
+def test_every_config_is_right_and_timed_and_the_worker_compiles_nothing(device: CudaDevice) -> None:
+    found = list(device.measure(jobs("up", "down")))
+    assert {m.job for m in found} == set(jobs("up", "down"))
+    assert [m.failure for m in found if m.status != "ok"] == []
+    for m in found:
+        assert m.relative_error is not None and 0 < m.relative_error < 1e-2
+        assert len(m.us) >= 3 and min(m.us) > 0
+        spread = statistics.stdev(m.us) / m.median_us
+        assert spread < 0.1, (m.job, m.us)
+        roofline = device.roofline_us(m.job.cell)
+        assert roofline is not None and m.median_us > 0.8 * roofline, (m.job, m.us, roofline)
+    stats = device.statistics()
+    assert stats.compiled_in_worker == 0
+    assert stats.loaded_in_worker > 0
+    assert stats.worker_starts == 1 and not stats.restarts
+
+
+def test_a_joint_cell_is_about_the_sum_of_its_roles(device: CudaDevice) -> None:
+    config = CONFIGS[1]
+    cells = [Cell(role, 1024) for role in ("up", "down", "joint")]
+    found = {m.job.cell.role: m.median_us for m in device.measure([Job(cell, config) for cell in cells])}
+    assert found["joint"] == pytest.approx(found["up"] + found["down"], rel=0.05)
+
+
+def test_times_are_repeatable(device: CudaDevice) -> None:
+    job = Job(Cell("up", 1024), CONFIGS[3])
+    first, second = (next(iter(device.measure([job]))).median_us for _ in range(2))
+    assert first == pytest.approx(second, rel=0.05)
+
+
+def test_graphs_are_cold_and_events_lie_inside_them(device: CudaDevice) -> None:
+    list(device.measure(jobs("up", "down")))
+    worksets = device._ask("worksets")
+    assert worksets["down 1"]["cold"] and worksets["up 1024"]["cold"]
+    assert worksets["down 1"]["launches"] > worksets["up 1024"]["launches"]
+    assert device.worker_facts["timing"].startswith("events")
+
+
+def test_rates_are_those_of_a_gpu_and_are_kept(device: CudaDevice, tmp_path: Path) -> None:
+    rates = device.rates()
+    assert 100 < rates.copy_gbps < 20_000
+    assert rates.matmul_tflops is not None and 10 < rates.matmul_tflops < 10_000
+    assert device._rate_store.path.exists()
+
+
+@pytest.mark.parametrize("shape", [FP8, MoEShape(64, 8, 2048, 256, "int8_w8a8", per_channel=True)], ids=MoEShape.slug)
+def test_other_dtypes_are_right(shape: MoEShape, tmp_path: Path) -> None:
+    options = DeviceOptions(kernel="builtin", compile_cache=tmp_path / "cache")
+    with open_cuda(shape, [0], options, batch_sizes=(64,)) as device:
+        candidates = device.candidates(CONFIGS)
+        found = list(device.measure([Job(Cell(r, 64), c) for r in ("up", "down") for c in candidates]))
+        assert [m.failure for m in found if m.status == "failed"] == []
+        assert device.statistics().compiled_in_worker == 0  # type: ignore[attr-defined]
+
+
+def test_a_launch_that_faults_costs_its_config_and_the_others_are_repeated(tmp_path: Path) -> None:
+    """A real sticky error: an illegal address on the GPU."""
+    import measure_gpu_faults
+
+    options = DeviceOptions(kernel="builtin", compile_cache=tmp_path / "cache")
+    with CudaDevice(BF16, 0, options, batch_sizes=(64,)) as device:
+        device._supervisor.bench.make_kernel = functools.partial(measure_gpu_faults.FaultingKernel, CONFIGS[1])
+        device._supervisor._drop()
+        found = {m.job.config: m for m in device.measure([Job(Cell("up", 64), c) for c in CONFIGS])}
+        assert found[CONFIGS[1]].failure is not None and found[CONFIGS[1]].failure.reason == "runtime"
+        assert [found[c].status for c in CONFIGS if c != CONFIGS[1]] == ["ok"] * 3
+        assert device.statistics().restarts == {"sticky": 1}
+
+
+def test_the_worker_agrees_with_do_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels over 50 µs; the benchmark (benchmarks/whole_tune.py) holds it to 2 %."""
+    from triton.testing import do_bench
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = MoEShape(128, 8, 4096, 512)
+    bench = CudaBench(functools.partial(get_kernel, "builtin"), shape, 0, "uniform", (1024,))
+    bench.open()
+    job = Job(Cell("up", 1024), CONFIGS[3])
+    assert bench.check(job).relative_error < 1e-2
+    ours = statistics.median(bench.round() for _ in range(5))
+    theirs = statistics.fmean(1000 * do_bench(launch, return_mode="median") for launch in bench._sides[0].launches)
+    assert ours > 50 and ours == pytest.approx(theirs, rel=0.05)
+
+
+def test_a_binary_of_the_pool_is_the_one_that_is_launched(device: CudaDevice) -> None:
+    assert isinstance(device.pool, CompilePool)
+    before = device.statistics()
+    config = LaunchConfig(32, 128, 64, 16, 4, 4)
+    compiled = device.pool.submit(config, "up", 64).result()
+    assert compiled.resources is not None and compiled.resources.compile_s > 0
+    (found,) = device.measure([Job(Cell("up", 64), config)])
+    after = device.statistics()
+    assert found.resources["up"].registers == compiled.resources.registers
+    assert after.compiled_in_worker == before.compiled_in_worker == 0
+    assert after.loaded_in_worker > before.loaded_in_worker

@@ -1,0 +1,94 @@
+"""CudaDevice from end to end without a GPU: real compiles for sm_90, a real worker, the interpreter's launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import measure_cpu
+import pytest
+
+from moeopt.devices import DeviceOptions
+from moeopt.errors import DeviceError
+from moeopt.measure import cuda
+from moeopt.measure.base import Cell, Job
+from moeopt.measure.cuda import CudaDevice, open_cuda
+from moeopt.measure.fleet import Fleet
+from moeopt.measure.roofline import Rates, RateStore, rate_key
+from moeopt.measure.supervisor import Deadlines
+from moeopt.shape import MoEShape
+from moeopt.space import LaunchConfig
+from moeopt.study import StudyStore
+from moeopt.tuner import TuneOptions, Tuner
+
+SHAPE = MoEShape(8, 2, 64, 32)
+PATIENT = Deadlines(first_check=120.0, floor=120.0)
+ILLEGAL = LaunchConfig(256, 256, 256, 1, 4, 5)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> DeviceOptions:
+    return DeviceOptions(kernel="builtin", workers=1, compile_cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> RateStore:
+    from importlib.metadata import version
+
+    store = RateStore(tmp_path / "rates.json")
+    store.save(rate_key("NVIDIA H200", "", version("torch"), SHAPE), Rates(4000.0, 700.0))
+    return store
+
+
+@pytest.fixture
+def device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: DeviceOptions, rates: RateStore
+) -> Iterator[CudaDevice]:
+    monkeypatch.setattr(cuda, "CudaBench", measure_cpu.CpuBench)
+    monkeypatch.setattr(cuda, "log_path", lambda index: tmp_path / f"gpu{index}.log")
+    with CudaDevice(SHAPE, 0, options, batch_sizes=(1, 2), rates=rates, deadlines=PATIENT) as device:
+        yield device
+
+
+@pytest.mark.slow
+def test_a_tune_compiles_checks_times_and_exports(device: CudaDevice, tmp_path: Path) -> None:
+    assert device.gpu.name == "NVIDIA H200" and device.info.kernel == "builtin"
+    assert device.candidates([ILLEGAL, LaunchConfig(16, 32, 64, 1, 4, 3)]) == [LaunchConfig(16, 32, 64, 1, 4, 3)]
+    with StudyStore(str(tmp_path / "s.db")) as store:
+        result = Tuner(device, store, TuneOptions(batch_sizes=(1, 2), trials=2)).run()
+    assert sorted(result.rows) == [1, 2]
+    assert result.counts.failed == 0 and result.counts.measured >= 4
+    assert result.rows[1].roofline_us is not None and result.rows[1].default_us is not None
+    stats = device.statistics()
+    assert stats.timed >= result.counts.measured and stats.worker_starts == 1
+    assert any((tmp_path / "cache").rglob("*.cubin"))
+    paths = result.export("sglang", tmp_path / "files")
+    assert all(path.exists() for path in paths)
+
+
+@pytest.mark.slow
+def test_several_gpus_share_one_pool_and_are_one_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: DeviceOptions
+) -> None:
+    monkeypatch.setattr(cuda, "CudaBench", measure_cpu.CpuBench)
+    monkeypatch.setattr(cuda, "log_path", lambda index: tmp_path / f"gpu{index}.log")
+    with open_cuda(SHAPE, [0, 1], options, batch_sizes=(1, 2)) as fleet:
+        assert isinstance(fleet, Fleet)
+        first, second = fleet.devices
+        assert first.pool is second.pool
+        fleet.control = (1.0, 1.0)  # the interpreter's times do not agree
+        jobs = [Job(Cell("up", m), LaunchConfig(16, 32, 32, 1, 4, 2)) for m in (1, 2)]
+        found = list(fleet.measure(jobs))
+        assert {m.job for m in found} == set(jobs) and {m.status for m in found} == {"ok"}
+        assert [s.timed for s in fleet.statistics()] == [1, 1]
+
+
+def test_without_a_gpu_there_is_one_line_that_says_so(options: DeviceOptions) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match="no CUDA GPU was found: use a GPU machine"):
+        open_cuda(SHAPE, None, options)
+    with pytest.raises(DeviceError, match="no CUDA GPU was found: use a GPU machine"):
+        open_cuda(SHAPE, [0], options)
