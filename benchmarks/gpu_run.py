@@ -1,0 +1,66 @@
+"""What the GPU benchmarks share: facts about the machine, compiling ahead, tables, result files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moeopt.compile import CompilePool
+from moeopt.gpu import GpuSpec
+from moeopt.kernels.base import MoEKernel
+from moeopt.shape import MoEShape, Role
+from moeopt.space import LaunchConfig
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine_facts(gpu: GpuSpec | None) -> dict[str, Any]:
+    """GPU, cores, versions and commit: what a result is worth nothing without."""
+    git = shutil.which("git")
+    describe = [git, "describe", "--always", "--dirty"] if git else ["true"]
+    commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    return {
+        "gpu": gpu.name if gpu else None,
+        "compute_capability": list(gpu.compute_capability) if gpu else None,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("moeopt", "triton", "torch", "numpy")},
+        "commit": commit.strip() or None,
+    }
+
+
+def compile_ahead(
+    kernel: MoEKernel, shape: MoEShape, gpu: GpuSpec, wanted: Iterable[tuple[LaunchConfig, Role, int]]
+) -> list[str]:
+    """Compiles in all cores, so that the launches find their binaries in Triton's cache.
+
+    Returns:
+        One line for each binary that could not be made.
+    """
+    with CompilePool(kernel, shape, gpu.compute_capability) as pool:
+        futures = [pool.submit(config, role, m) for config, role, m in wanted]
+        results = [future.result() for future in futures]
+    return [f"{kernel.key.name} {shape.slug()} {r.role} {r.config}: {r.failure.message}" for r in results if r.failure]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left, the others to the right."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes the result, its directory too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
