@@ -118,14 +118,14 @@ class Run:
 def replay(judge: Judge, strategy: Strategy, points: Sequence[int]) -> Run:
     """Runs a strategy to its end on a recording."""
     order: list[Measurement] = []
-    generations, spent = 0, time.perf_counter()
+    generations, spent = 0, time.process_time()
     device_s = 0.0
     while jobs := strategy.ask():
         generations += 1
         for measurement in judge.device.measure(jobs, strategy.race):
             strategy.tell([measurement])
             order.append(measurement)
-    spent = time.perf_counter() - spent - device_s
+    spent = time.process_time() - spent - device_s
     regret: dict[int, dict[int, float]] = {}
     for point in points:
         ledger, count = Ledger(judge.cells), dict.fromkeys(judge.cells, 0)
@@ -360,9 +360,9 @@ def speed(path: Path, observations: int = 1000) -> None:
     problem = SearchProblem(**{**{f: getattr(problem, f) for f in problem.__dataclass_fields__}, "known": known})
     for fit in ((0,), ()):
         strategy = LatticeStrategy(problem, options=LatticeOptions(fit_at=fit))
-        start = time.perf_counter()
+        start = time.process_time()
         jobs = strategy.ask()
-        took = time.perf_counter() - start
+        took = time.process_time() - start
         print(
             f"{sum(map(len, known.values()))} observations, {len(cells)} cells ({len(sizes)} batch sizes), "
             f"{len(judge.candidates)} configs, hyperparameters {'fitted' if fit else 'kept'}: {len(jobs)} suggestions "

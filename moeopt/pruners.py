@@ -74,4 +74,7 @@ class RacingPruner(BasePruner):
 
 
 def _variance_of_mean(values: Sequence[float]) -> float:
-    return statistics.variance(values) / len(values) if len(values) > 1 else 0.0
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values)

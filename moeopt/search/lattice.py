@@ -12,6 +12,7 @@ import numpy as np
 from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.pruners import RacingPruner
 from moeopt.search.acquisition import Shortlist, pick, sample
+from moeopt.search.failures import chance_to_compile
 from moeopt.search.features import cell_features, config_features, config_table, squash
 from moeopt.search.prior import make_prior
 from moeopt.search.race import PrunerRace
@@ -281,15 +282,6 @@ class _State:
         return np.maximum(out, -20.0)
 
     def compiles(self, configs: Ints) -> Floats:
-        """Chance that each config compiles, given what did and did not nearby; float64 [len(configs)]."""
-        if not len(self.bad):
-            return np.ones(len(configs))
-        x = self._s._model.x
-        good = np.unique(np.array([r[0] for r in self._times], dtype=np.int64))
-
-        def near(others: Ints) -> Floats:
-            squares = ((x[configs][:, None] - x[others]) ** 2).sum(axis=2)
-            return np.asarray(np.exp(-squares / 2).sum(axis=1))
-
-        failed, ran = near(self.bad), near(good)
-        return np.asarray((ran + 1.0) / (ran + failed + 1.0))
+        """Chance that each config compiles, float64 [len(configs)]."""
+        ran = np.unique(np.array([row[0] for row in self._times], dtype=np.int64))
+        return chance_to_compile(self._s._model.x, configs, self.bad, ran)

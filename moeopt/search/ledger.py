@@ -14,6 +14,7 @@ class Ledger:
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells = tuple(cells)
         self._rows: dict[Cell, dict[LaunchConfig, Measurement]] = {cell: {} for cell in self.cells}
+        self._incumbent: dict[Cell, Measurement] = {}
 
     def add(self, measurements: Iterable[Measurement]) -> None:
         """Takes measurements in; those of cells that are not tuned are dropped."""
@@ -24,6 +25,9 @@ class Ledger:
             old = rows.get(m.job.config)
             if old is None or (old.status != "ok" and m.status in ("ok", "raced_out")):
                 rows[m.job.config] = m
+                best = self._incumbent.get(m.job.cell)
+                if m.status == "ok" and m.us and (best is None or _rank(m) < _rank(best)):
+                    self._incumbent[m.job.cell] = m
 
     def rows(self, cell: Cell) -> Mapping[LaunchConfig, Measurement]:
         """Everything known of a cell."""
@@ -47,7 +51,7 @@ class Ledger:
 
     def incumbent(self, cell: Cell) -> Measurement | None:
         """The fastest fully timed config of a cell."""
-        return min(self.full(cell).values(), key=_rank, default=None)
+        return self._incumbent.get(cell)
 
     def best_per_block(self, cell: Cell) -> dict[int, Measurement]:
         """For each BLOCK_SIZE_M, the fastest fully timed config of a cell."""

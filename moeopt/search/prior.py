@@ -98,7 +98,7 @@ def _correction(
     bits = DTYPES[shape.dtype].weight_bits
     for recorded in landscapes:
         landscape = recorded.joint() if cells[0].role == "joint" else recorded
-        alike = _alike(shape, gpu, cells, landscape)
+        alike = alikeness(shape, gpu, cells, landscape)
         used = alike.max(axis=0, initial=0.0) > 1e-3
         if not used.any():
             continue
@@ -119,7 +119,7 @@ def _correction(
     return total / weight
 
 
-def _alike(shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], other: Landscape) -> Floats:
+def alikeness(shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], other: Landscape) -> Floats:
     """How much a recorded cell says of a tuned one: 1 for the same, towards 0; float64 [cells, recorded]."""
     fixed = (
         (_OTHER_DTYPE if (shape.dtype, shape.block_shape) != (other.shape.dtype, other.shape.block_shape) else 0.0) ** 2

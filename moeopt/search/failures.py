@@ -1,0 +1,36 @@
+"""Which configs are likely not to compile, from those that did not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+
+def chance_to_compile(features: Floats, configs: Ints, failed: Ints, ran: Ints) -> Floats:
+    """Chance of each config, float64 [len(configs)]: 1 where nothing failed nearby.
+
+    Failures and successes are weighted by a Gaussian of their distance in steps of the lattice; a
+    config that is far from both counts as one that compiles.
+
+    Args:
+        features: Of :func:`moeopt.search.features.config_features`, of all configs.
+        configs: Indices of those asked about.
+        failed: Indices of those that did not compile.
+        ran: Indices of those that did.
+    """
+    if not len(failed):
+        return np.ones(len(configs))
+
+    def near(others: Ints) -> Floats:
+        squares = ((features[configs][:, None] - features[others]) ** 2).sum(axis=2)
+        return np.asarray(np.exp(-squares / 2).sum(axis=1))
+
+    bad, good = near(failed), near(ran)
+    return np.asarray((good + 1.0) / (good + bad + 1.0))
