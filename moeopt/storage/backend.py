@@ -46,6 +46,10 @@ class Backend(ABC):
         """Sets user attributes of studies (id -> attributes), long ones split."""
 
     @abstractmethod
+    def set_system_attrs(self, attrs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Sets system attributes of studies (id -> attributes), as they are."""
+
+    @abstractmethod
     def add_trials(self, rows: Sequence[tuple[int, TrialRow]], *, retry: bool = False) -> None:
         """Adds finished trials (study id, trial), all or none.
 

@@ -111,6 +111,12 @@ class JournalBackend(Backend):
                     for part, value in repack(key, whole, there).items():
                         self._storage.set_study_user_attr(study_id, part, value)
 
+    def set_system_attrs(self, attrs: Mapping[int, Mapping[str, Any]]) -> None:
+        with self._errors(), self._file.batch():
+            for study_id, values in attrs.items():
+                for key, value in values.items():
+                    self._storage.set_study_system_attr(study_id, key, value)
+
     def add_trials(self, rows: Sequence[tuple[int, TrialRow]], *, retry: bool = False) -> None:
         if retry:
             with self._errors():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _STUDIES: Table = models.StudyModel.__table__
 _DIRECTIONS: Table = models.StudyDirectionModel.__table__
 _STUDY_ATTRS: Table = models.StudyUserAttributeModel.__table__
+_STUDY_SYSTEM_ATTRS: Table = models.StudySystemAttributeModel.__table__
 _TRIALS: Table = models.TrialModel.__table__
 _PARAMS: Table = models.TrialParamModel.__table__
 _VALUES: Table = models.TrialValueModel.__table__
@@ -49,6 +50,8 @@ _ATTRS: Table = models.TrialUserAttributeModel.__table__
 _SYSTEM_ATTRS: Table = models.TrialSystemAttributeModel.__table__
 _FINITE = models.TrialValueModel.TrialValueType.FINITE
 _FINITE_ROUND = models.TrialIntermediateValueModel.TrialIntermediateValueType.FINITE
+# An attribute as the rows that hold it: (key, value, keys that are there) -> rows.
+_Parts = Callable[[str, Any, set[str]], dict[str, Any]]
 # Optuna 5 stores naive UTC, Optuna 4 naive local time.
 _STORES_UTC = hasattr(models.TrialModel, "_datetime_start_utc")
 
@@ -134,35 +137,23 @@ class RdbBackend(Backend):
         return ids
 
     def set_attrs(self, attrs: Mapping[int, Mapping[str, Any]]) -> None:
+        self._set(_STUDY_ATTRS, attrs, repack)
+
+    def set_system_attrs(self, attrs: Mapping[int, Mapping[str, Any]]) -> None:
+        self._set(_STUDY_SYSTEM_ATTRS, attrs, lambda key, value, there: {key: value})
+
+    def _set(self, table: Table, attrs: Mapping[int, Mapping[str, Any]], parts: _Parts) -> None:
         if not attrs:
             return
         for attempt in range(2):
             try:
                 with self.begin() as connection:
                     self.lock_studies(connection, sorted(attrs))
-                    self._set_attrs(connection, attrs)
+                    _replace(connection, table, attrs, parts)
                 return
             except IntegrityError as error:  # a writer that does not lock the study, such as the dashboard
                 if attempt:
                     raise translate(error, self._url) from None
-
-    def _set_attrs(self, connection: Connection, attrs: Mapping[int, Mapping[str, Any]]) -> None:
-        there: defaultdict[int, set[str]] = defaultdict(set)
-        query = select(_STUDY_ATTRS.c.study_id, _STUDY_ATTRS.c.key).where(_STUDY_ATTRS.c.study_id.in_(list(attrs)))
-        for row in connection.execute(query):
-            there[row[0]].add(row[1])
-        rows, old = [], []
-        for study_id, values in attrs.items():
-            for key, whole in values.items():
-                for part, value in repack(key, whole, there[study_id]).items():
-                    rows.append({"study_id": study_id, "key": part, "value_json": json.dumps(value)})
-                    if part in there[study_id]:
-                        old.append({"id": study_id, "old": part})
-        if old:
-            match = (_STUDY_ATTRS.c.study_id == bindparam("id")) & (_STUDY_ATTRS.c.key == bindparam("old"))
-            connection.execute(delete(_STUDY_ATTRS).where(match), old)
-        if rows:
-            connection.execute(insert(_STUDY_ATTRS), rows)
 
     def add_trials(self, rows: Sequence[tuple[int, TrialRow]], *, retry: bool = False) -> None:
         if not rows:
@@ -306,6 +297,24 @@ class RdbBackend(Backend):
     def close(self) -> None:
         self._storage.remove_session()
         self.engine.dispose()
+
+
+def _replace(connection: Connection, table: Table, attrs: Mapping[int, Mapping[str, Any]], parts: _Parts) -> None:
+    there: defaultdict[int, set[str]] = defaultdict(set)
+    for row in connection.execute(select(table.c.study_id, table.c.key).where(table.c.study_id.in_(list(attrs)))):
+        there[row[0]].add(row[1])
+    rows, old = [], []
+    for study_id, values in attrs.items():
+        for key, whole in values.items():
+            for part, value in parts(key, whole, there[study_id]).items():
+                rows.append({"study_id": study_id, "key": part, "value_json": json.dumps(value)})
+                if part in there[study_id]:
+                    old.append({"id": study_id, "old": part})
+    if old:
+        match = (table.c.study_id == bindparam("id")) & (table.c.key == bindparam("old"))
+        connection.execute(delete(table).where(match), old)
+    if rows:
+        connection.execute(insert(table), rows)
 
 
 def translate(error: Exception, url: StorageUrl) -> Exception:
