@@ -61,8 +61,14 @@ class GpuSpec:
         Raises:
             UnknownGpuError: The mapping is not complete and the name is not in the table.
         """
+        if not isinstance(data, Mapping):
+            raise InvalidInputError(f"gpu is {data!r}: a mapping of its fields is expected")
         names = {field.name for field in fields(cls)}
         values = {k: v for k, v in data.items() if k in names}
+        for key in names - {"name", "compute_capability", "unified_memory"}:
+            value = values.get(key, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise InvalidInputError(f"gpu field {key} is {value!r}: give a number")
         base = GPUS.get(_key(str(values.get("name", ""))))
         if base is not None:
             values = {**asdict(base), **values}
@@ -74,7 +80,7 @@ class GpuSpec:
             )
         try:
             major, minor = (int(v) for v in values["compute_capability"])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidInputError(
                 f"compute_capability is {values['compute_capability']!r}: give two numbers such as [9, 0]"
             ) from None
@@ -143,17 +149,21 @@ def _table() -> dict[str, GpuSpec]:
     kib, mib, gib = 1024, 1024**2, 1024**3
     pro = "NVIDIA RTX PRO 6000 Blackwell"
     # name, capability, SMs, KiB shared per block and per SM, warps per SM, MiB L2, GiB, GB/s,
-    # dense TFLOP/s of bf16 and fp8, TOP/s of int8 (vendor's data sheets; unified memory last).
+    # dense TFLOP/s of bf16 and fp8, TOP/s of int8 (vendor's data sheets; unified memory last). With fp32
+    # accumulation, which GeForce cards do at half the rate. RTX PRO 6000: 188 SMs x 1,024 FLOP x boost
+    # clock (2.43, 2.617, 2.28 GHz). GB10: a half and a quarter of its dense FP4 rate, the only one published.
     rows: list[tuple[Any, ...]] = [
-        (f"{pro} Server Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1597, 462, 925, 925),
-        (f"{pro} Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 504, 1007, 1007),
-        (f"{pro} Max-Q Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 438, 877, 877),
+        (f"{pro} Server Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1597, 468, 936, 936),
+        (f"{pro} Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 504, 1008, 1008),
+        (f"{pro} Max-Q Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 439, 878, 878),
         ("NVIDIA GeForce RTX 5090", (12, 0), 170, 99, 100, 48, 96, 32, 1792, 210, 419, 838),
-        ("NVIDIA GB10", (12, 1), 48, 99, 100, 48, 24, 128, 273, 62, 125, 125, True),
+        ("NVIDIA GB10", (12, 1), 48, 99, 100, 48, 24, 128, 273, 125, 250, 250, True),
         ("NVIDIA B200", (10, 0), 148, 227, 228, 64, 126, 180, 7700, 2250, 4500, 4500),
         ("NVIDIA H200", (9, 0), 132, 227, 228, 64, 60, 141, 4800, 989, 1979, 1979),
+        ("NVIDIA H200 NVL", (9, 0), 132, 227, 228, 64, 60, 141, 4800, 835, 1671, 1671),
         ("NVIDIA H100 80GB HBM3", (9, 0), 132, 227, 228, 64, 50, 80, 3350, 989, 1979, 1979),
         ("NVIDIA H20", (9, 0), 78, 227, 228, 64, 60, 96, 4000, 148, 296, 296),
+        ("NVIDIA H20-3e", (9, 0), 78, 227, 228, 64, 60, 141, 4917, 148, 296, 296),
         ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163, 164, 64, 40, 80, 2039, 312, 0, 624),
         ("NVIDIA L40S", (8, 9), 142, 99, 100, 48, 96, 48, 864, 362, 733, 733),
         ("NVIDIA GeForce RTX 4090", (8, 9), 128, 99, 100, 48, 72, 24, 1008, 165, 330, 660),
@@ -176,7 +186,7 @@ def _table() -> dict[str, GpuSpec]:
             int8_tops=float(int8),
             unified_memory=bool(unified),
         )
-    for alias, name in (("h100", "h100 80gb hbm3"), ("a100", "a100-sxm4-80gb"), ("h20-3e", "h20")):
+    for alias, name in (("h100", "h100 80gb hbm3"), ("a100", "a100-sxm4-80gb")):
         table[alias] = table[name]
     return table
 

@@ -73,8 +73,11 @@ class MoEShape:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise InvalidInputError(f"{name} is {value!r}: give a whole number of at least 1")
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise InvalidInputError(f"dtype {self.dtype!r} is unknown: give one of {', '.join(DTYPES)}")
+        for name in ("per_channel", "gated"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}: give true or false")
         if self.top_k > self.num_experts * self.ep_size:
             raise InvalidInputError(
                 f"top_k {self.top_k} is greater than the {self.num_experts * self.ep_size} experts: "
@@ -90,7 +93,7 @@ class MoEShape:
                 "as they count in num_experts and in top_k"
             )
         if self.block_shape is not None:
-            block = tuple(self.block_shape)
+            block = tuple(self.block_shape) if isinstance(self.block_shape, list | tuple) else ()
             if len(block) != 2 or any(isinstance(b, bool) or not isinstance(b, int) or b <= 0 for b in block):
                 raise InvalidInputError(f"block_shape is {self.block_shape!r}: give two sizes such as (128, 128)")
             if DTYPES[self.dtype].weight_bits != 8 or DTYPES[self.dtype].activation_bits != 8:
@@ -134,22 +137,16 @@ class MoEShape:
         Raises:
             InvalidInputError: A key is unknown or missing, or a value is not usable.
         """
+        if not isinstance(data, Mapping):
+            raise InvalidInputError(f"shape is {data!r}: a mapping of its fields is expected")
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(data) - known)
+        unknown = sorted(map(str, set(data) - known))
         if unknown:
             raise InvalidInputError(f"shape key {unknown[0]!r} is unknown: the keys are {', '.join(sorted(known))}")
         missing = [n for n in ("num_experts", "top_k", "hidden_size", "intermediate_size") if n not in data]
         if missing:
             raise InvalidInputError(f"shape key {missing[0]!r} is missing")
-        values = dict(data)
-        if values.get("block_shape") is not None:
-            try:
-                values["block_shape"] = tuple(values["block_shape"])
-            except TypeError:
-                raise InvalidInputError(
-                    f"block_shape is {values['block_shape']!r}: give two sizes such as [128, 128]"
-                ) from None
-        return cls(**values)
+        return cls(**data)
 
     @classmethod
     def from_model(

@@ -67,6 +67,8 @@ class LaunchConfig:
         Raises:
             InvalidInputError: A key is missing or unknown, or a value is not a positive whole number.
         """
+        if not isinstance(data, Mapping):
+            raise InvalidInputError(f"launch config is {data!r}: a mapping of its keys is expected")
         values = {k: v for k, v in data.items() if not (k == "SPLIT_K" and v == 1)}
         for key in REQUIRED_KEYS:
             if key not in values:
@@ -130,6 +132,10 @@ class SearchSpace:
         for key, values in self.values.items():
             if key not in CONFIG_KEYS:
                 raise InvalidInputError(f"search space key {key!r} is unknown: the keys are {', '.join(CONFIG_KEYS)}")
+            for value in values:
+                number = isinstance(value, int) and not isinstance(value, bool) and value >= (key != "maxnreg")
+                if not (isinstance(value, bool) if key == "USE_TMA" else number):
+                    raise InvalidInputError(f"search space value {value!r} of {key} cannot be used: see the grid's")
             if len(set(values)) != len(values):
                 raise InvalidInputError(f"search space values of {key} repeat: {list(values)!r}")
 

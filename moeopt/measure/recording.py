@@ -35,6 +35,7 @@ from moeopt.shape import ROLES, MoEShape, Role
 from moeopt.space import REQUIRED_KEYS, LaunchConfig
 
 FORMAT: Final = "moe-landscape/1"
+STATUSES: Final = ("ok", "out_of_resources", "compile_error")
 
 
 @dataclass(frozen=True)
@@ -105,24 +106,26 @@ class Recording:
         path = Path(path)
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
-                lines = file.read().splitlines()
+                lines = file.read().split("\n")
         except FileNotFoundError:
             raise RecordingError(f"{path}: no such file; give the path of a recording") from None
         except EOFError:
             raise RecordingError(f"{path}: truncated; copy or record it again") from None
         except (OSError, zlib.error, UnicodeDecodeError) as error:
             raise RecordingError(f"{path}: not a recording ({error}); expected gzipped JSON lines, {FORMAT}") from None
+        while lines and not lines[-1].strip():
+            lines.pop()
         if not lines:
             raise RecordingError(f"{path}: empty; expected gzipped JSON lines, {FORMAT}")
         header = _json(path, 1, lines[0])
         if header.get("format") != FORMAT:
             raise RecordingError(f"{path}: not a recording of format {FORMAT} (its format is {header.get('format')!r})")
-        for key in ("shape", "gpu", "kernel", "versions"):
-            if key not in header:
-                raise RecordingError(f"{path}: the header has no {key!r}; record it again")
-        rows = {}
+        _check_header(path, header)
+        rows: dict[LaunchConfig, RecordedConfig] = {}
         for number, line in enumerate(lines[1:], start=2):
             row = _row(path, number, _json(path, number, line))
+            if row.config in rows:
+                raise RecordingError(f"{path}: line {number} repeats the config {row.config}; record it again")
             rows[row.config] = row
         if not rows:
             raise RecordingError(f"{path}: holds no configs; record it again")
@@ -137,37 +140,63 @@ class Recording:
 def _json(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RecordingError(f"{path}: line {number} is not JSON (truncated?); copy or record it again") from None
     if not isinstance(value, dict):
         raise RecordingError(f"{path}: line {number} is not a JSON object; not a recording")
     return value
 
 
+def _check_header(path: Path, header: Mapping[str, Any]) -> None:
+    """Checks the types of what is read from the header."""
+    for key in ("shape", "gpu", "kernel", "versions"):
+        if key not in header:
+            raise RecordingError(f"{path}: the header has no {key!r}; record it again")
+    for key in ("shape", "gpu", "versions", "space", "roofline_us"):
+        if not isinstance(header.get(key, {}), dict):
+            raise RecordingError(f"{path}: the header's {key!r} is not a JSON object; record it again")
+    if not isinstance(header["kernel"], str):
+        raise RecordingError(f"{path}: the header's 'kernel' is not a name; record it again")
+    for role, by_batch_size in header.get("roofline_us", {}).items():
+        if not isinstance(by_batch_size, dict) or not all(_is_time(us) for us in by_batch_size.values()):
+            raise RecordingError(f"{path}: the header's roofline_us of {role!r} holds no times; record it again")
+
+
 def _row(path: Path, number: int, data: Mapping[str, Any]) -> RecordedConfig:
     try:
-        roles: dict[Role, RecordedRole] = {}
-        for role in ROLES:
-            if role in data:
-                part = data[role]
-                roles[role] = RecordedRole(
-                    resources=Resources(
-                        registers=int(part["registers"]),
-                        spills=int(part["spills"]),
-                        shared_bytes=int(part["shared_bytes"]),
-                        compile_s=float(data.get("compile_s") or 0.0),
-                    ),
-                    relative_error=part.get("relative_error"),
-                    us={int(m): tuple(float(v) for v in us) for m, us in part.get("us", {}).items()},
-                )
+        status = data["status"]
+        if status not in STATUSES:
+            raise ValueError(f"status is {status!r}, not one of {', '.join(STATUSES)}")
+        compile_s = float(data.get("compile_s") or 0.0)
+        roles: dict[Role, RecordedRole] = {
+            role: _role(data[role], compile_s) for role in ROLES if role in data or status == "ok"
+        }
+        error = data.get("error")
         return RecordedConfig(
             config=LaunchConfig.from_dict(data["config"]),
-            status=str(data["status"]),
-            error=data.get("error"),
+            status=status,
+            error=None if error is None else str(error),
             roles=roles,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RecordingError(f"{path}: line {number} cannot be used ({error!r}); record it again") from None
+
+
+def _role(part: Mapping[str, Any], compile_s: float) -> RecordedRole:
+    us: dict[int, tuple[float, ...]] = {}
+    for batch_size, times in part["us"].items():
+        if int(batch_size) < 1 or not isinstance(times, list) or not times or not all(_is_time(t) for t in times):
+            raise ValueError(f"times of batch size {batch_size!r} are {times!r}"[:120])
+        us[int(batch_size)] = tuple(float(t) for t in times)
+    relative_error = part.get("relative_error")
+    if relative_error is not None:
+        relative_error = float(relative_error)
+    resources = Resources(int(part["registers"]), int(part["spills"]), int(part["shared_bytes"]), compile_s)
+    return RecordedRole(resources, relative_error, us)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 class RecordedDevice(Device):
@@ -226,6 +255,10 @@ class RecordedDevice(Device):
             reason: Reason = "constraints" if row.status == "out_of_resources" else "compile"
             return Measurement(job, "failed", failure=Failure(reason, row.error or row.status))
         cell = job.cell
+        if any(cell.batch_size not in row.roles[role].us for role in cell.roles):
+            return Measurement(
+                job, "failed", failure=Failure("constraints", f"batch size {cell.batch_size} is not in the recording")
+            )
         per_role = [row.roles[role].us[cell.batch_size] for role in cell.roles]
         resources = {role: row.roles[role].resources for role in cell.roles}
         errors = [row.roles[role].relative_error for role in cell.roles]
