@@ -1,5 +1,6 @@
-"""Runs an engine's own config loader: ``python engine_loader.py sglang|vllm TREE < job.json > answer.json``.
+"""Runs an engine's own config loader: ``python engine_loader.py sglang|vllm TREE < jobs.json > answers.json``.
 
+A job is one start of a server: a GPU's name, a Triton version, environment variables and layers.
 Only the engine's config code is loaded from TREE. What it imports beyond that (kernels, distributed
 state, platforms) is replaced by empty modules; the code under test is the published one.
 """
@@ -11,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import logging
+import os
 import re
 import sys
 import types
@@ -31,6 +33,7 @@ VLLM_REAL = (
 )
 
 Load = Callable[[dict[str, Any], int], Any]
+DEVICE = {"name": ""}
 
 
 class Records(logging.Handler):
@@ -76,14 +79,14 @@ class Stub(types.ModuleType):
         return MagicMock(name=name)
 
 
-def sglang(tree: Path, device: str) -> Load:
+def sglang(tree: Path) -> tuple[Load, Callable[[], None]]:
     sys.meta_path.insert(0, Stubs(tree, "sglang", (SGLANG_CONFIG,)))
     runtime = importlib.import_module("sglang.srt.runtime_context")
     execution = MagicMock()
     execution.deterministic.enable_deterministic_inference = False
     runtime.get_exec = lambda: execution  # type: ignore[attr-defined]
     utils = importlib.import_module("sglang.srt.utils")
-    utils.get_device_name = lambda: device  # type: ignore[attr-defined]
+    utils.get_device_name = lambda: DEVICE["name"]  # type: ignore[attr-defined]
     utils.is_hip = lambda: False  # type: ignore[attr-defined]
     package = importlib.import_module(SGLANG_CONFIG.rpartition(".")[0])
     package.get_config = lambda: None  # type: ignore[attr-defined]
@@ -104,10 +107,10 @@ def sglang(tree: Path, device: str) -> Load:
         )
         return [up, down or up]
 
-    return load
+    return load, loader.get_moe_configs.cache_clear
 
 
-def vllm(tree: Path, device: str) -> Load:
+def vllm(tree: Path) -> tuple[Load, Callable[[], None]]:
     sys.meta_path.insert(0, Stubs(tree, "vllm", VLLM_REAL))
     import triton
     from triton import language
@@ -118,7 +121,7 @@ def vllm(tree: Path, device: str) -> Load:
     importlib.import_module("vllm.triton_utils").tl = language  # type: ignore[attr-defined]
     platforms = importlib.import_module("vllm.platforms")
     platforms.current_platform = MagicMock()  # type: ignore[attr-defined]
-    platforms.current_platform.get_device_name = lambda index=0: device
+    platforms.current_platform.get_device_name = lambda index=0: DEVICE["name"]
     importlib.import_module(VLLM_MOE).get_config = lambda: None  # type: ignore[attr-defined]
     loader = importlib.import_module(f"{VLLM_MOE}.fused_moe")
     dtype_of = importlib.import_module(f"{VLLM_MOE}.config")._get_config_dtype_str
@@ -131,31 +134,44 @@ def vllm(tree: Path, device: str) -> Load:
         )
         return [config, config]
 
-    return load
+    names = importlib.import_module("vllm.utils.platform_utils").get_device_name_as_file_name
+
+    log = importlib.import_module("vllm.logger")
+
+    def forget() -> None:
+        for cached in (loader.get_moe_configs, names, log._print_info_once, log._print_warning_once):
+            cached.cache_clear()
+
+    return load, forget
 
 
 def main() -> None:
     engine, tree = sys.argv[1], Path(sys.argv[2])
     sys.path.insert(0, str(tree))
-    job = json.load(sys.stdin)
-    if job.get("triton_version"):
-        import triton
+    import triton
 
-        triton.__version__ = job["triton_version"]
-    load = {"sglang": sglang, "vllm": vllm}[engine](tree, job["device"])
+    load, forget = {"sglang": sglang, "vllm": vllm}[engine](tree)
     records = Records()
     for logger in (logging.getLogger(), logging.getLogger("vllm")):
         logger.addHandler(records)
         logger.setLevel(logging.DEBUG)
     answers = []
-    for query in job["queries"]:
-        runs: list[list[Any]] = []  # [first M, [up, down]] wherever the answer changes
-        for m in range(1, job["largest"] + 1):
-            answer = load(query, m)
-            if not runs or runs[-1][1] != answer:
-                runs.append([m, json.loads(json.dumps(answer))])
-        answers.append(runs)
-    json.dump({"answers": answers, "log": [[*key, count] for key, count in records.seen.items()]}, sys.stdout)
+    for job in json.load(sys.stdin):
+        DEVICE["name"] = job["device"]
+        triton.__version__ = job["triton_version"]
+        os.environ.update(job["environment"])
+        forget()
+        records.seen.clear()
+        layers = []
+        for query in job["queries"]:
+            runs: list[list[Any]] = []  # [first M, [up, down]] wherever the answer changes
+            for m in range(1, job["largest"] + 1):
+                answer = load(query, m)
+                if not runs or runs[-1][1] != answer:
+                    runs.append([m, json.loads(json.dumps(answer))])
+            layers.append(runs)
+        answers.append({"layers": layers, "log": [[*key, count] for key, count in records.seen.items()]})
+    json.dump(answers, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import SGLANG, VLLM, engine_source
 
-from moeopt.export import Engine, export_configs
+from moeopt.doctor.scan import scan
+from moeopt.doctor.verdict import judge_log
+from moeopt.export import ConfigName, Engine, export_configs, find_config_files
+from moeopt.export.install import VARIABLES
 from moeopt.export.names import nearest_key
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
 from moeopt.space import LaunchConfig
+from tests.engines import SGLANG, VLLM, engine_source
 
+logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 LARGEST = 8192
@@ -37,18 +44,37 @@ DEVICES = {
 }
 
 
-def ask(engine: Engine, job: dict[str, Any], **environment: str) -> dict[str, Any]:
+def ask(engine: Engine, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the engine's loader answers and logs, for each job as if it were a fresh server."""
     tree = engine_source(engine, SGLANG if engine == "sglang" else VLLM)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("engine_loader.py")), engine, str(tree)],
-        input=json.dumps(job),
+        input=json.dumps(jobs),
         capture_output=True,
         text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        timeout=400,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def job(
+    engine: Engine, directory: Path, device: str, shapes: Iterable[MoEShape], largest: int = LARGEST
+) -> dict[str, Any]:
+    """A server that reads from a directory."""
+    return {
+        "device": device,
+        "triton_version": DEVICES[device],
+        "environment": {VARIABLES[engine]: str(directory)},
+        "largest": LARGEST,
+        "queries": [query(shape) for shape in shapes],
+    }
+
+
+def doctor(answer: dict[str, Any]) -> str:
+    """The doctor's verdict on the very lines that the engine logged."""
+    return judge_log(scan(io.BytesIO("\n".join(text for _, text, _ in answer["log"]).encode()))).code
 
 
 def query(shape: MoEShape) -> dict[str, Any]:
@@ -97,55 +123,79 @@ def expected(up: dict[int, LaunchConfig], down: dict[int, LaunchConfig] | None) 
     return runs
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_the_engine_reads_exactly_what_was_exported(engine: Engine, device: str, tmp_path: Path) -> None:
-    queries, wanted, paths = [], [], []
-    for seed, (name, shape) in enumerate(SHAPES.items()):
-        if engine == "vllm" and name == "int8":
-            continue  # it reads the bf16 file: see the next test
-        up, down = tuned(shape, seed, split=engine == "sglang" and seed % 2 == 0)
-        paths += export_configs(engine, tmp_path, shape, device, DEVICES[device], up, down)
-        queries.append(query(shape))
-        wanted.append(expected(up, down))
-    variable = "SGLANG_MOE_CONFIG_DIR" if engine == "sglang" else "VLLM_TUNED_CONFIG_FOLDER"
-    job = {"device": device, "triton_version": DEVICES[device], "largest": LARGEST, "queries": queries}
-    answer = ask(engine, job, **{variable: str(tmp_path)})
-    for name, got, want in zip(SHAPES, answer["answers"], wanted, strict=False):
-        assert got == want, name
-    loud = [(level, text) for level, text, _ in answer["log"] if level not in ("INFO", "DEBUG")]
-    assert loud == []
-    named = "\n".join(text for _, text, _ in answer["log"])
-    assert all(str(path) in named for path in paths)
+def test_the_engine_reads_exactly_what_was_exported(engine: Engine, tmp_path: Path) -> None:
+    jobs, wanted, paths = [], [], []
+    for device in DEVICES:
+        # vLLM reads the bf16 file for int8: one file for both cannot be checked in one directory.
+        shapes = {name: shape for name, shape in SHAPES.items() if engine == "sglang" or name != "int8"}
+        directory = tmp_path / device
+        expect, written = [], []
+        for seed, shape in enumerate(shapes.values()):
+            up, down = tuned(shape, seed, split=engine == "sglang" and seed % 2 == 0)
+            written += export_configs(engine, directory, shape, device, DEVICES[device], up, down)
+            expect.append(expected(up, down))
+        jobs.append(job(engine, directory, device, shapes.values()))
+        wanted.append(expect)
+        paths.append(written)
+    checked = 0
+    for answer, expect, written in zip(ask(engine, jobs), wanted, paths, strict=True):
+        for name, got, want in zip(shapes, answer["layers"], expect, strict=False):
+            assert got == want, name
+            checked += LARGEST
+        assert [(level, text) for level, text, _ in answer["log"] if level not in ("INFO", "DEBUG")] == []
+        named = "\n".join(text for _, text, _ in answer["log"])
+        assert all(str(path) in named for path in written)
+        assert doctor(answer) == "tuned"
+    files = sum(map(len, paths))
+    logger.info("%s: %s pairs of (layer, M) read as exported, no warning, from %d files", engine, f"{checked:,}", files)
 
 
-def test_vllm_reads_the_bf16_file_for_int8(tmp_path: Path) -> None:
-    shape, device = SHAPES["int8"], "NVIDIA H200"
-    up, _ = tuned(shape, 5, split=False)
-    export_configs("vllm", tmp_path, shape, device, "3.6.0", up, None)
-    job = {"device": device, "largest": LARGEST, "queries": [query(shape)]}
-    assert ask("vllm", job, VLLM_TUNED_CONFIG_FOLDER=str(tmp_path))["answers"] == [expected(up, None)]
-
-
-def test_the_harness_sees_a_missing_file(tmp_path: Path) -> None:
-    """The test above can fail: without files both engines warn and take their defaults."""
-    (tmp_path / "configs").mkdir()
-    job = {"device": "NVIDIA L4", "triton_version": "3.6.0", "largest": 64, "queries": [query(SHAPES["bf16"])]}
-    for engine, variable in (("sglang", "SGLANG_MOE_CONFIG_DIR"), ("vllm", "VLLM_TUNED_CONFIG_FOLDER")):
-        log = ask(engine, job, **{variable: str(tmp_path)})["log"]  # type: ignore[arg-type]
-        assert any(level == "WARNING" and "Config file not found" in text for level, text, _ in log)
-
-
-def test_sglang_falls_back_and_reads_an_old_down_file_beside_a_new_up_file(tmp_path: Path) -> None:
-    """Why joint mode writes a down file, too: without it SGLang takes one of another Triton version."""
-    shape, device = SHAPES["bf16"], "NVIDIA H200"
+def test_what_sglang_does_without_the_exact_files(tmp_path: Path) -> None:
+    shape, device = SHAPES["bf16"], "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     old, old_down = tuned(shape, 1, split=True)
     new, _ = tuned(shape, 2, split=False)
-    export_configs("sglang", tmp_path, shape, device, "3.5.1", old, old_down)
-    _, down = export_configs("sglang", tmp_path, shape, device, "3.6.0", new, None)
-    job = {"device": device, "triton_version": "3.6.0", "largest": LARGEST, "queries": [query(shape)]}
-    assert ask("sglang", job, SGLANG_MOE_CONFIG_DIR=str(tmp_path))["answers"] == [expected(new, None)]
-    down.unlink()
-    stale = ask("sglang", job, SGLANG_MOE_CONFIG_DIR=str(tmp_path))
-    assert stale["answers"] != [expected(new, None)]
-    assert any("Fallback to triton version 3.5.1" in text for _, text, _ in stale["log"])
+    cases = ("nothing", "joint", "stale_down", "up_alone", "old")
+    for case in cases:
+        (tmp_path / case / "configs").mkdir(parents=True)
+    for case in ("joint", "stale_down", "old"):
+        export_configs("sglang", tmp_path / case, shape, device, "3.5.1", old, old_down)
+    for case in ("joint", "stale_down", "up_alone"):
+        _, down = export_configs("sglang", tmp_path / case, shape, device, "3.6.0", new, None)
+        if case != "joint":
+            down.unlink()
+    answers = ask("sglang", [job("sglang", tmp_path / case, device, [shape]) for case in cases])
+    answer = dict(zip(cases, answers, strict=True))
+    # Why joint mode writes a down file, too: without it SGLang takes one of another Triton version.
+    assert answer["joint"]["layers"] == answer["up_alone"]["layers"] == [expected(new, None)]
+    assert answer["stale_down"]["layers"] not in ([expected(new, None)], [expected(old, old_down)])
+    assert answer["old"]["layers"] == [expected(old, old_down)]
+    # The doctor reads the engine's own lines, and its lookup finds what the engine found.
+    assert {case: doctor(answer[case]) for case in cases} == {
+        "nothing": "default",
+        "joint": "tuned",
+        "stale_down": "fallback",
+        "up_alone": "down_reuses_up",
+        "old": "fallback",
+    }
+    name = ConfigName.of("sglang", shape, device)
+    found = {case: find_config_files("sglang", tmp_path / case, name, "3.6.0") for case in cases}
+    assert {case: (f.up.how, f.down.how) for case, f in found.items()} == {
+        "nothing": ("missing", "missing"),
+        "joint": ("exact", "exact"),
+        "stale_down": ("exact", "fallback"),
+        "up_alone": ("exact", "up_file"),
+        "old": ("fallback", "fallback"),
+    }
+
+
+def test_vllm_without_a_file_and_its_int8(tmp_path: Path) -> None:
+    shape, device = SHAPES["int8"], "NVIDIA H200 NVL"
+    up, _ = tuned(shape, 5, split=False)
+    (path,) = export_configs("vllm", tmp_path / "int8", shape, device, "3.7.1", up, None)
+    assert "dtype" not in path.name and "NVIDIA_H200.json" in path.name
+    int8, nothing = ask(
+        "vllm", [job("vllm", tmp_path / "int8", device, [shape]), job("vllm", tmp_path / "no", device, [SHAPES["fp8"]])]
+    )
+    assert int8["layers"] == [expected(up, None)]
+    assert (doctor(int8), doctor(nothing)) == ("tuned", "default")
