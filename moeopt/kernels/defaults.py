@@ -44,8 +44,14 @@ def _sglang(shape: MoEShape, m: int, gpu: GpuSpec) -> LaunchConfig:
 def _vllm(shape: MoEShape, m: int) -> LaunchConfig:
     if shape.dtype == "fp8_w8a8" and shape.block_shape:
         block_n, block_k = shape.block_shape
+        narrow = m <= 8 and block_n % 64 == 0
         return LaunchConfig(
-            16 if m <= 64 else 64, 64 if m <= 8 else block_n, block_k, 1 if m <= 16 else 32, 4, 4 if m <= 4 else 3
+            16 if m <= 64 else 64,
+            64 if narrow else block_n,
+            block_k,
+            1 if m <= 16 else 32,
+            4,
+            4 if narrow and m <= 4 else 3,
         )
     if shape.group_size:
         # Its wna16 Triton kernel: tiles of N and K are chosen at the launch.
