@@ -11,7 +11,6 @@ import typer
 from moeopt.cli import options as o
 from moeopt.doctor import diagnose
 from moeopt.export.names import check_engine
-from moeopt.files import write_file
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +45,6 @@ def doctor(
     ] = None,
     triton: Annotated[str | None, typer.Option("--triton", help="Triton version of the server.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", help="Write the answer as JSON to this file.")] = None,
 ) -> None:
     """Say whether a server reads tuned files at all, and if not, why.
 
@@ -67,8 +65,5 @@ def doctor(
         triton_version=triton,
         model=str(model) if model is not None else None,
     )
-    text = json.dumps(answer.to_dict(), indent=1)
-    if output is not None:
-        write_file(output, text + "\n")
-    typer.echo(text if as_json else str(answer))
+    typer.echo(json.dumps(answer.to_dict(), indent=1) if as_json else str(answer))
     raise typer.Exit(answer.status)
