@@ -71,8 +71,8 @@ def pick(
     Args:
         shortlists: One per cell.
         compiled: Configs that have been compiled.
-        allowance: New configs that may be compiled; beyond it only compiled ones are picked, unless
-            a cell's shortlist has none.
+        allowance: New configs that may be compiled; beyond it only compiled ones are picked, and
+            none where a cell's shortlist has none left.
         discount: Between 0 and 1.
         cost: In units of the gain.
 
@@ -89,8 +89,9 @@ def pick(
             there = np.fromiter((int(c) in have for c in shortlist.configs), bool, len(shortlist.configs))
             open_ = gains >= 0
             score = np.where(there, gains, gains * discount - cost)
-            full = len(have) - len(compiled) >= allowance
-            allowed = open_ & there if full and (open_ & there).any() else open_
+            allowed = open_ & there if len(have) - len(compiled) >= allowance else open_
+            if not allowed.any():
+                continue
             position = int(np.argmax(np.where(allowed, score, -np.inf)))
             shortlist.choose(position)
             config = int(shortlist.configs[position])

@@ -34,7 +34,8 @@ class LatticeOptions:
     Attributes:
         generations: In how many the trials are spent; each waits for the compiler once.
         smallest: Fewest configs per cell in the first generation.
-        configs_per_trial: Distinct configs that may be compiled per trial of a cell: 24 trials make 144.
+        most_configs: Distinct configs that may be compiled.
+        configs_per_trial: The same per trial of a cell, where that makes more.
         discount: What the gain of a config that must be compiled first counts for.
         compile_cost: Gain in the first generation that is worth compiling one more config.
         shortlist: Configs per cell whose covariance is looked at.
@@ -46,8 +47,9 @@ class LatticeOptions:
         portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
     """
 
-    generations: int = 6
+    generations: int = 7
     smallest: int = 4
+    most_configs: int = 144
     configs_per_trial: int = 6
     discount: float = 0.7
     compile_cost: float = 0.004
@@ -60,6 +62,8 @@ class LatticeOptions:
     portfolio_bonus: float = 0.15
 
 
+_FIRST_SHARE: Final = 3  # the first generation may use a third of the configs that may be compiled
+_COMPILED: Final = 12  # configs of every shortlist that have been compiled for other cells
 _UNKNOWN: Final = 1.0  # in the log: how bad it is to have nothing at all
 
 
@@ -132,16 +136,17 @@ class LatticeStrategy(Strategy):
         if not quotas:
             return []
         state = _State(self)
-        shortlists = self._shortlists(state, quotas)
-        if self._generation > 1:
-            shortlists = [s for s in shortlists if s.gains().max(initial=0.0) > self.options.enough]
         compiled = {self._index[c] for c in self.ledger.tried() if c in self._index}
-        left = self.options.configs_per_trial * self.problem.trials - len(compiled)
+        shortlists = self._shortlists(state, quotas, compiled)
+        if self._generation > 1:
+            shortlists = [s for s in shortlists if s.gains().max(initial=0.0) >= self.options.enough]
+        left = max(self.options.most_configs, self.options.configs_per_trial * self.problem.trials) - len(compiled)
         rest = max(1, self.options.generations - self._generation + 1)
+        share = -(-left // (rest if self._generation > 1 else _FIRST_SHARE))
         picked = pick(
             shortlists,
             compiled,
-            max(0, -(-left // rest)) if self._generation > 1 else left,
+            max(0, share),
             self.options.discount if self._generation > 1 else 1.0,
             0.0 if self._generation > 1 else self.options.compile_cost,
         )
@@ -151,12 +156,11 @@ class LatticeStrategy(Strategy):
 
     def _quotas(self) -> dict[int, int]:
         """How many configs each cell gets in this generation."""
-        trials, options = self.problem.trials, self.options
-        even = -(-trials // options.generations)
-        size = max(even, options.smallest) if self._generation == 0 else even
+        rest = max(1, self.options.generations - self._generation)
+        least = self.options.smallest if self._generation == 0 else 1
         done = self._at_roofline()
-        left = {i: min(size, self.left(cell)) for i, cell in enumerate(self._cells) if cell.batch_size not in done}
-        return {i: quota for i, quota in left.items() if quota > 0}
+        left = {i: self.left(cell) for i, cell in enumerate(self._cells) if cell.batch_size not in done}
+        return {i: min(max(-(-n // rest), least), n) for i, n in left.items() if n > 0}
 
     def _at_roofline(self) -> set[int]:
         """Batch sizes that cannot get better by more than a few percent."""
@@ -172,15 +176,18 @@ class LatticeStrategy(Strategy):
 
     # -- one generation -------------------------------------------------------------------------------
 
-    def _shortlists(self, state: _State, quotas: dict[int, int]) -> list[Shortlist]:
+    def _shortlists(self, state: _State, quotas: dict[int, int], compiled: set[int]) -> list[Shortlist]:
         targets = state.targets()
+        there = np.array(sorted(compiled), dtype=np.int64)
         lists: list[Ints] = []
         for cell in range(len(self._cells)):
             score = state.mean[cell] - targets[cell][self._block]
             score[state.closed[cell]] = np.inf
             count = min(self.options.shortlist * (2 if state.empty else 1), len(score) - 1)
-            near = np.sort(np.argpartition(score, count)[:count]) if cell in quotas else np.empty(0, dtype=np.int64)
-            lists.append(near[np.isfinite(score[near])].astype(np.int64))
+            near = np.argpartition(score, count)[:count] if cell in quotas else there[:0]
+            also = there[np.argsort(score[there], kind="stable")[:_COMPILED]] if cell in quotas else there[:0]
+            both = np.union1d(near, also)
+            lists.append(both[np.isfinite(score[both])])
         covariances = state.covariances(lists)
         out = []
         for cell, quota in quotas.items():
