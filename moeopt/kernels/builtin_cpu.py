@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
+
+# What the interpreter replaces while it runs.
+_LANGUAGE: Final = (tl, tl.core, tl.math, tl.tensor, tl.core.dtype, tl.core.tensor_descriptor_base)
 
 
 class CpuKernel:
     """A kernel for CPU tensors, launched like any other: ``CpuKernel(fn)[grid](...)``.
 
     It works in a process where Triton also compiles, as long as the kernel calls no function that is
-    itself defined with ``triton.jit`` (such as ``tl.cdiv`` and ``tl.zeros``). Triton 3.5 does not undo
-    the interpreter's changes: there, compile in another process.
+    itself defined with ``triton.jit`` (such as ``tl.cdiv`` and ``tl.zeros``).
 
     Args:
         fn: The plain Python function of the kernel (``JITFunction.fn``).
@@ -41,12 +43,24 @@ class CpuKernel:
         def dot_of_values(a: Any, b: Any, *rest: Any) -> Any:
             return dot(_values(a), _values(b), *rest)
 
+        language = [(owner, dict(vars(owner))) for owner in _LANGUAGE]
         interpreter._patch_lang_tensor, builder.create_dot = patch, dot_of_values
         try:
             self._function[grid](*args, **kwargs)
         finally:
             interpreter._patch_lang_tensor = patch_tensor
             del builder.create_dot
+            _restore(language)
+
+
+def _restore(language: list[tuple[Any, dict[str, Any]]]) -> None:
+    """Undoes what the interpreter put into Triton's language: version 3.5 leaves it there."""
+    for owner, before in language:
+        for name, value in list(vars(owner).items()):
+            if name not in before:
+                delattr(owner, name)
+            elif value is not before[name]:
+                setattr(owner, name, before[name])
 
 
 def _values(handle: Any) -> Any:
