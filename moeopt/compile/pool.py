@@ -302,8 +302,8 @@ class CompilePool:
         env = {
             "CUDA_VISIBLE_DEVICES": "",
             "TRITON_CACHE_DIR": str(self.cache_dir),
-            # One process per core is all the parallelism there is to be had.
-            "MLIR_DISABLE_MULTITHREADING": "1",
+            # Nothing that is part of Triton's cache key (MLIR_DISABLE_MULTITHREADING is): the process that
+            # launches has to find these binaries.
             "OMP_NUM_THREADS": "1",
         }
         slot.generation += 1

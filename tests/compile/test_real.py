@@ -1,0 +1,137 @@
+"""The pool with the real compiler and no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from moeopt.compile import CompilePool
+from moeopt.compile.survey import Survey
+from moeopt.errors import RecordingError
+from moeopt.gpu import GpuSpec
+from moeopt.kernels import get_kernel
+from moeopt.measure.recording import Recording
+from moeopt.resources import shared_bytes
+from moeopt.shape import ROLES, MoEShape
+from moeopt.space import LaunchConfig, SearchSpace
+
+pytestmark = pytest.mark.slow
+
+SHAPE = MoEShape(8, 2, 512, 256)
+CONFIG = LaunchConfig(16, 64, 64, 1, 4, 3)
+RTX_PRO = GpuSpec.by_name("NVIDIA RTX PRO 6000 Blackwell Server Edition")
+H200 = GpuSpec.by_name("NVIDIA H200")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.mark.parametrize(("gpu", "kind"), [(RTX_PRO, "mma"), (H200, "wgmma")])
+def test_compiles_for_a_gpu_that_is_not_here(cache: Path, gpu: GpuSpec, kind: str) -> None:
+    config = LaunchConfig(64, 64, 64, 1, 4, 3)
+    with CompilePool(get_kernel("builtin"), SHAPE, gpu.compute_capability, 1, cache, inspect=True) as pool:
+        compiled = pool.submit(config, "up", 64).result(300)
+    assert compiled.failure is None
+    assert compiled.resources.shared_bytes == shared_bytes(config, SHAPE, "up", gpu)
+    assert 16 <= compiled.resources.registers <= 255
+    assert compiled.resources.compile_s > 0
+    assert compiled.tensor_core.kind == kind
+    assert compiled.tensor_core.operands == "bf16"
+
+
+def test_another_process_finds_the_binary_and_compiles_nothing(cache: Path) -> None:
+    with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 1, cache) as pool:
+        for role in ROLES:
+            assert pool.submit(CONFIG, role, 64).result(300).failure is None
+    # The stages of the compiler are taken away: whatever is not in the cache raises.
+    script = textwrap.dedent(
+        """
+        from triton.backends.nvidia.compiler import CUDABackend
+        from moeopt.kernels import get_kernel
+        from moeopt.kernels.target import cross_target
+        from moeopt.shape import MoEShape
+        from moeopt.space import LaunchConfig
+
+        def refuse(*args, **kwargs):
+            raise AssertionError("this process compiles")
+
+        CUDABackend.make_ttir = CUDABackend.make_ptx = CUDABackend.make_cubin = refuse
+        kernel, shape = get_kernel("builtin"), MoEShape(8, 2, 512, 256)
+        with cross_target((12, 0)):
+            for m in (1, 3, 64, 4096):
+                for role in ("up", "down"):
+                    if kernel.specialisation(shape, role, m) == kernel.specialisation(shape, role, 64):
+                        kernel.compile(shape, role, m, LaunchConfig(16, 64, 64, 1, 4, 3))
+            try:
+                kernel.compile(shape, "up", 64, LaunchConfig(32, 64, 64, 1, 4, 3))
+            except AssertionError:
+                print("found all, and would have noticed")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "found all, and would have noticed" in done.stdout, done.stderr[-2000:]
+
+
+class TestSurvey:
+    SPACE = SearchSpace(
+        "few",
+        {
+            "BLOCK_SIZE_M": (16, 256),
+            "BLOCK_SIZE_N": (32, 256),
+            "BLOCK_SIZE_K": (64,),
+            "GROUP_SIZE_M": (1,),
+            "num_warps": (4,),
+            "num_stages": (2, 5),
+        },
+    )
+
+    def survey(self, out: Path, space: SearchSpace | None = None, shape: MoEShape = SHAPE) -> Survey:
+        return Survey(get_kernel("builtin"), shape, RTX_PRO, space or self.SPACE, [64], out)
+
+    def test_a_recording_without_times_and_incremental(self, tmp_path: Path, cache: Path) -> None:
+        out = tmp_path / "few.jsonl.gz"
+        small = SearchSpace("few", {**self.SPACE.values, "BLOCK_SIZE_M": (16,)})
+        with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 2, cache, inspect=True) as pool:
+            first = self.survey(out, small)
+            first.run(pool)
+            assert (first.counts.space, first.counts.illegal, first.counts.resumed) == (4, 1, 0)
+            assert first.counts.compiled == 3
+            asked = pool.counts.asked
+            again = self.survey(out, small)
+            again.run(pool)
+            assert (again.counts.compiled, again.counts.resumed) == (0, 3)
+            assert pool.counts.asked == asked
+        recording = Recording.load(out)
+        assert recording.batch_sizes == ()
+        assert len(recording.rows) == 4
+        for config, row in recording.rows.items():
+            if row.status == "ok":
+                for role in ROLES:
+                    assert row.roles[role].resources.shared_bytes == shared_bytes(config, SHAPE, role, RTX_PRO)
+        assert sum(first.counts.tensor_cores.values()) == 6
+        assert set(first.counts.tensor_cores) == {"mma m16n8k16 bf16"}
+
+    def test_another_shape_in_the_file_is_refused(self, tmp_path: Path, cache: Path) -> None:
+        out = tmp_path / "few.jsonl.gz"
+        nothing = SearchSpace("big", {**self.SPACE.values, "BLOCK_SIZE_M": (256,), "num_stages": (5,)})
+        with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 1, cache) as pool:
+            self.survey(out, nothing).run(pool)
+            with pytest.raises(RecordingError, match="another shape"):
+                self.survey(out, nothing, SHAPE.replace(hidden_size=1024)).run(pool)
+        out.write_bytes(b"not gzip")
+        with pytest.raises(RecordingError, match="not a recording"):
+            self.survey(out).run(pool)
