@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from measure_cpu import CpuBench
+from measure_cpu import CpuBench, QuickKernel
 
 from moeopt.errors import InvalidInputError
 from moeopt.kernels.align import kept_with
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.kernels.reference import reference
 from moeopt.measure.base import Cell, Job
 from moeopt.measure.worker import BenchError
 from moeopt.measure.workset import LAUNCHES
@@ -20,14 +19,6 @@ from moeopt.space import LaunchConfig
 
 SHAPE = MoEShape(8, 2, 64, 32)
 CONFIG = LaunchConfig(16, 32, 32, 1, 4, 2)
-
-
-class ExactKernel(BuiltinKernel):
-    """Launches nothing but copies the reference, which is quicker than the interpreter."""
-
-    def bind(self, layer, role, batch, config, out):
-        exact = reference(layer, role, batch)
-        return lambda: out.copy_(exact)
 
 
 def make(**options) -> CpuBench:
@@ -64,7 +55,7 @@ def test_what_a_launch_does_not_write_is_found_by_the_poison() -> None:
 
 
 def test_a_result_that_is_wrong_in_one_row_is_found() -> None:
-    class Wrong(ExactKernel):
+    class Wrong(QuickKernel):
         def bind(self, layer, role, batch, config, out):
             launch = super().bind(layer, role, batch, config, out)
 
@@ -80,7 +71,7 @@ def test_a_result_that_is_wrong_in_one_row_is_found() -> None:
 
 
 def test_a_graph_holds_launches_over_different_routings_and_is_warmed_up_once() -> None:
-    bench = make(kernel=ExactKernel)
+    bench = make(kernel=QuickKernel)
     assert bench.check(Job(Cell("up", 4), CONFIG)).relative_error < 3e-3
     assert bench.round() > 0
     timer = bench._timers[0]
