@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -116,7 +117,7 @@ def get_note(system_attrs: Mapping[str, Any]) -> str:
 def note(key: StudyKey, cell: Cell, trials: Sequence[StoredTrial], result: TuneResult) -> str:
     """A study's note in Markdown: what it is of, how fast, and what was pruned and why."""
     lines = [
-        f"## {_what(cell)}, {cell.batch_size} tokens",
+        f"## {_what(cell)}, {cell.batch_size} {'token' if cell.batch_size == 1 else 'tokens'}",
         f"{key.shape.slug()} on **{key.gpu}**"
         + (" (replayed from a recording: nothing was measured here)" if key.recorded else ""),
         "",
@@ -180,6 +181,12 @@ def _require() -> None:
         raise InvalidInputError("the dashboard needs optuna-dashboard: pip install 'moeopt[dashboard]'") from None
 
 
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """One slow request (parameter importance) does not hold up the others."""
+
+    daemon_threads = True
+
+
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)
@@ -204,7 +211,9 @@ def serve(store: StudyStore, port: int = 8080, *, refresh_s: float = 30.0) -> It
     from optuna_dashboard import wsgi
 
     try:
-        server: WSGIServer = make_server("127.0.0.1", port, wsgi(store.backend.storage), handler_class=_QuietHandler)
+        server: WSGIServer = make_server(
+            "127.0.0.1", port, wsgi(store.backend.storage), _ThreadingServer, handler_class=_QuietHandler
+        )
     except OSError as error:
         raise InvalidInputError(f"cannot listen on port {port} ({error.strerror}): give another --port") from None
     end = threading.Event()
