@@ -295,10 +295,12 @@ class _Loaded:
         self.launches.clear()
         try:
             call_by_name(function, values, kernel.title)
-        except AssertionError as error:
+        except UnsupportedShapeError:
+            raise
+        except (AssertionError, AttributeError, TypeError, ValueError, LookupError) as error:
             raise UnsupportedShapeError(
-                f"{kernel.title} refuses {layer.shape.slug()} ({error or 'an assertion of its launch'}): check dtype, "
-                "block_shape and per_channel, or use kernel 'builtin'"
+                f"{kernel.title} refuses {layer.shape.slug()} ({type(error).__name__}: {error or 'in its launch'}): "
+                "check dtype, block_shape and per_channel, or use kernel 'builtin'"
             ) from error
         finally:
             self.context.a_scale = None
