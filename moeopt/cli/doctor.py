@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moeopt.cli import options as o
-from moeopt.doctor import diagnose
+from moeopt.doctor import Finding, diagnose, engine_of, scan_log
+from moeopt.doctor.commands import parallel_sizes
+from moeopt.errors import InvalidInputError
+from moeopt.export.lookup import guess_engine
 from moeopt.export.names import check_engine
 
 
@@ -51,13 +55,29 @@ def doctor(
     Exit status: 0 in use and tuned, 1 a finding, 2 bad input.
     """
     checked = check_engine(engine) if engine is not None else None
+    facts = scan_log(log) if log is not None else None
+    # The rules that turn a model into a shape are the engine's, and the log knows its parallelism.
+    if checked is None and facts is not None:
+        checked = engine_of(facts)
+    if checked is None and config_dir is not None:
+        checked = guess_engine(config_dir)
+    if model is not None and facts is not None:
+        log_tp, log_ep = parallel_sizes(facts, checked or "sglang")
+        tp, ep = (log_tp if tp == 1 else tp), (log_ep if ep == 1 else ep)
     given = o.ShapeOptions(
-        model, engine or "sglang", tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape,
+        model, checked or "sglang", tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape,
         per_channel, group_size,
     )  # fmt: skip
-    shape = given.resolve()[0] if given.given() else None
+    shape, no_shape = None, None
+    try:
+        shape = given.resolve()[0] if given.given() else None
+    except InvalidInputError as error:
+        # The kernel does not serve every model; beside a log that is an answer, not bad input.
+        if facts is None or model is None or not model.exists():
+            raise
+        no_shape = Finding("note", "model", str(error))
     answer = diagnose(
-        log,
+        facts,
         config_dir,
         engine=checked,
         shape=shape,
@@ -65,5 +85,7 @@ def doctor(
         triton_version=triton,
         model=str(model) if model is not None else None,
     )
+    if no_shape is not None:
+        answer = replace(answer, findings=(*answer.findings, no_shape))
     typer.echo(json.dumps(answer.to_dict(), indent=1) if as_json else str(answer))
     raise typer.Exit(answer.status)

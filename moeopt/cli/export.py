@@ -26,7 +26,7 @@ from moeopt.export import (
     with_rungs,
 )
 from moeopt.export.ladder import TimeUs
-from moeopt.export.names import check_engine
+from moeopt.export.names import check_engine, full_gpu_name
 from moeopt.files import write_file
 from moeopt.measure.base import Cell, Device, Job
 from moeopt.result import TuneResult
@@ -134,7 +134,7 @@ def export(
                 markup=False,
             )
         up, down = with_rungs(up, down, rungs)
-    server_gpu, server_triton = gpu_name or result.gpu, triton or result.info.triton
+    server_gpu, server_triton = full_gpu_name(gpu_name or result.gpu), triton or result.info.triton
     said = ""
     if install:
         done = install_configs(

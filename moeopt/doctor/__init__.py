@@ -8,19 +8,19 @@ from pathlib import Path
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, by_severity
 from moeopt.doctor.directory import check_directory, judge_directory, lookup_findings
 from moeopt.doctor.scan import LogFacts, scan_log
-from moeopt.doctor.verdict import asked_paths, judge_log
+from moeopt.doctor.verdict import asked_paths, engine_of, judge_log
 from moeopt.errors import InvalidInputError, UnknownGpuError
 from moeopt.export.install import VARIABLES
 from moeopt.export.lookup import config_root, find_config_files
-from moeopt.export.names import Engine, parse_version_directory
+from moeopt.export.names import Engine, full_gpu_name, parse_version_directory
 from moeopt.gpu import GpuSpec
 from moeopt.shape import MoEShape
 
-__all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "diagnose"]
+__all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "LogFacts", "diagnose", "engine_of", "scan_log"]
 
 
 def diagnose(
-    log: str | Path | None = None,
+    log: str | Path | LogFacts | None = None,
     config_dir: str | Path | None = None,
     *,
     engine: Engine | None = None,
@@ -32,7 +32,7 @@ def diagnose(
     """Looks at a server log, a directory of config files, or both.
 
     Args:
-        log: A server's output; ``-`` is standard input.
+        log: A server's output, or what :func:`scan_log` read of it; ``-`` is standard input.
         config_dir: A directory with config files.
         engine: ``sglang`` or ``vllm``; None finds out.
         shape: The layer as one GPU sees it.
@@ -45,6 +45,7 @@ def diagnose(
     """
     if log is None and config_dir is None:
         raise InvalidInputError("nothing to look at: give --log, --config-dir, or both")
+    gpu_name = full_gpu_name(gpu_name) if gpu_name else None
     gpu = _spec(gpu_name)
     if log is None:
         return judge_directory(
@@ -56,7 +57,7 @@ def diagnose(
             triton_version=triton_version,
             model=model,
         )
-    facts = scan_log(log)
+    facts = log if isinstance(log, LogFacts) else scan_log(log)
     answer = judge_log(facts, engine=engine, gpu=gpu, shape=shape, model=model)
     if config_dir is None or answer.engine is None:
         return answer

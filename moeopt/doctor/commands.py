@@ -20,13 +20,13 @@ def tune_commands(
 ) -> tuple[str, ...]:
     """Tunes the layer that the server asked for, and starts the server with the files."""
     path = model or (facts.setting("model_path", "model") if facts else None)
-    tp, ep = _parallel(facts, engine)
+    tp, ep = parallel_sizes(facts, engine)
     fetch: tuple[str, ...] = ()
-    if shape is not None:
+    if shape is not None and model is None:
         what = _shape_options(shape)
     elif path is not None:
         local = path
-        if not path.startswith(("/", ".", "~")):
+        if model is None and not path.startswith(("/", ".", "~")):
             local = "model"
             fetch = (f"hf download {shlex.quote(path)} config.json --local-dir model",)
         what = f"--model {shlex.quote(local)} --engine {engine} --tp {tp}" + (f" --ep {ep}" if ep > 1 else "")
@@ -44,7 +44,7 @@ def start_command(engine: Engine, facts: LogFacts | None, directory: str | None,
     """The server's start with the files of a directory, and with one more option."""
     prefix = f"{VARIABLES[engine]}={directory} " if directory is not None else ""
     model = facts.setting("model_path", "model") if facts else None
-    tp, _ = _parallel(facts, engine)
+    tp, _ = parallel_sizes(facts, engine)
     name = shlex.quote(model) if model else "MODEL"
     if engine == "vllm":
         line = f"{prefix}vllm serve {name} --tensor-parallel-size {tp}"
@@ -66,7 +66,9 @@ def flashinfer_commands(facts: LogFacts) -> tuple[str, ...]:
     )
 
 
-def _parallel(facts: LogFacts | None, engine: Engine) -> tuple[int, int]:
+def parallel_sizes(facts: LogFacts | None, engine: Engine) -> tuple[int, int]:
+    """Tensor- and expert-parallel size of the server, 1 where the log does not say."""
+
     def number(*keys: str) -> int:
         text = (facts.setting(*keys) if facts else None) or "1"
         return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 else 1

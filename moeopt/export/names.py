@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from moeopt.errors import ExportError, InvalidInputError
+from moeopt.errors import ExportError, InvalidInputError, UnknownGpuError
+from moeopt.gpu import GpuSpec
 from moeopt.shape import MoEShape, Role
 
 Engine = Literal["sglang", "vllm"]
@@ -214,6 +215,16 @@ def device_file_name(engine: str, gpu_name: str) -> str:
     if "/" in gpu_name:
         raise InvalidInputError(f"GPU name {gpu_name!r} has a slash: SGLang would look for a directory of that name")
     return gpu_name.replace(" ", "_")
+
+
+def full_gpu_name(name: str) -> str:
+    """A GPU's name as torch reports it: ``h200`` is NVIDIA H200. A name with its maker stays as it is."""
+    if name.replace("_", " ").split(" ")[0].upper() in ("NVIDIA", "AMD", "INTEL(R)"):
+        return name
+    try:
+        return GpuSpec.by_name(name).name
+    except UnknownGpuError:
+        return name
 
 
 def device_relatives(device: str) -> tuple[str, ...]:

@@ -83,3 +83,39 @@ def test_a_directory(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 1 and "key 'BLOCK_SIZE_N' is missing" in done.stdout
     done = run("doctor", "--config-dir", "c", *SHAPE, "--gpu", "NVIDIA H200", "--triton", "3.6.0")
     assert done.returncode == 1 and done.stdout.startswith("Broken: SGLang reads " + name)
+
+
+QWEN_CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "hidden_size": 3072,
+    "moe_intermediate_size": 1024,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_model_is_read_with_the_logs_own_parallelism(run: Run, tmp_path: Path) -> None:
+    """N is 1024 / tp: the log says tp_size=4, so the server asks for what the model gives."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_CONFIG))
+    answer = json.loads(run("doctor", "--log", QWEN, "--model", "config.json", "--json").stdout)
+    assert "other_shape" not in [f["code"] for f in answer["findings"]]
+    assert answer["next"][0].startswith("moeopt tune --model config.json --engine sglang --tp 4")
+    answer = json.loads(run("doctor", "--log", QWEN, "--model", "config.json", "--tp", "2", "--json").stdout)
+    assert "other_shape" in [f["code"] for f in answer["findings"]]
+
+
+def test_a_model_that_the_kernel_does_not_serve(run: Run) -> None:
+    """GLM-5's NVFP4 weights: beside its log that is one finding more, alone it is bad input."""
+    model = LOGS.parent / "models" / "glm-5-nvfp4.json"
+    done = run("doctor", "--log", LOGS / "sglang-glm5-nvfp4-flashinfer-cutlass.log", "--model", model)
+    assert done.returncode == 1 and "note: " + str(model) in done.stdout and "NVFP4" in done.stdout
+    assert run("doctor", "--log", QWEN, "--model", "none.json").returncode == 2
+    assert run("doctor", "--config-dir", ".", "--engine", "sglang", "--model", model).returncode == 2
+
+
+def test_a_gpu_may_be_named_shortly(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    done = run("doctor", "--config-dir", ".", "--engine", "sglang", *SHAPE, "--gpu", "h200", "--triton", "3.6.0")
+    assert "device_name=NVIDIA_H200.json" in done.stdout

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import ENGINES, ConfigName, device_file_name, device_relatives, version_directory
-from moeopt.export.names import RTX_PRO_6000_EDITIONS, nearest_key, parse_version_directory
+from moeopt.export.names import RTX_PRO_6000_EDITIONS, full_gpu_name, nearest_key, parse_version_directory
 from moeopt.shape import MoEShape
 
 BLOCK = MoEShape(257, 9, 6144, 256, "fp8_w8a8", (128, 128), shared_experts=1)
@@ -200,3 +200,17 @@ def test_the_nearest_key_is_the_first_of_the_nearest(keys: list[int], m: int) ->
     found = nearest_key(keys, m)
     nearest = [k for k in keys if abs(k - m) == min(abs(key - m) for key in keys)]
     assert found == nearest[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("h200", "NVIDIA H200"),
+        ("RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        ("NVIDIA H20-3e", "NVIDIA H20-3e"),
+        ("NVIDIA_H200_NVL", "NVIDIA_H200_NVL"),
+        ("Some GPU", "Some GPU"),
+    ],
+)
+def test_short_gpu_names(name: str, full: str) -> None:
+    assert full_gpu_name(name) == full
