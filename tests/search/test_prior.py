@@ -1,0 +1,124 @@
+"""What is expected before anything is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from moeopt.gpu import GpuSpec
+from moeopt.measure.base import Cell
+from moeopt.measure.recording import Recording
+from moeopt.search.features import config_features, config_table, configs_of, squash
+from moeopt.search.formula import formula_us
+from moeopt.search.landscape import Landscape
+from moeopt.search.prior import alikeness, make_prior
+from moeopt.shape import MoEShape
+from moeopt.space import LaunchConfig, SearchSpace
+from tests.search.replay import RECORDINGS
+
+
+@pytest.fixture(scope="module")
+def bf16() -> Landscape:
+    return Landscape.from_recording(Recording.load(RECORDINGS / "h200-E256-top8-K3072-N256-bf16.jsonl.gz"))
+
+
+@pytest.fixture(scope="module")
+def fp8() -> Landscape:
+    return Landscape.from_recording(Recording.load(RECORDINGS / "h200-E256-top8-K6144-N256-fp8_w8a8.jsonl.gz"))
+
+
+def ranks(prior: np.ndarray, landscape: Landscape) -> list[float]:
+    out = []
+    for expected, us in zip(prior, landscape.us, strict=True):
+        ok = np.isfinite(us)
+        out.append(float(spearmanr(expected[ok], us[ok])[0]))
+    return out
+
+
+def test_the_formula_ranks_configs_it_never_saw(bf16: Landscape, fp8: Landscape) -> None:
+    for landscape in (bf16, fp8):
+        us = formula_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)
+        assert us.shape == landscape.us.shape
+        assert np.isfinite(us).all()
+        assert (us > 0).all()
+        found = ranks(us, landscape)
+        assert np.mean(found) > 0.75
+        assert min(found) > 0.5
+
+
+def test_a_recording_of_another_shape_and_dtype_improves_the_ranks(bf16: Landscape, fp8: Landscape) -> None:
+    for landscape, other in ((bf16, fp8), (fp8, bf16)):
+        arguments = (landscape.shape, landscape.gpu, landscape.cells, landscape.table)
+        alone, taught = make_prior(*arguments), make_prior(*arguments, (other,))
+        assert alone.parts.shape[2] == 1
+        assert taught.parts.shape[2] == 2
+        np.testing.assert_allclose(taught.parts[:, :, 0], alone.parts[:, :, 0])
+        good = landscape.us < 1.5 * np.nanmin(landscape.us, axis=1, keepdims=True)
+        rises = 0
+        for i in range(len(landscape.cells)):
+            before, after = (spearmanr(p.mean[i][good[i]], landscape.us[i][good[i]])[0] for p in (alone, taught))
+            rises += after > before
+        assert rises >= 8, "of 12 cells"
+
+
+def test_joint_cells_are_sums_of_both_roles(bf16: Landscape, fp8: Landscape) -> None:
+    cells = tuple(Cell("joint", m) for m in (2, 64))
+    joint = formula_us(bf16.shape, bf16.gpu, cells, bf16.table)
+    parts = [formula_us(bf16.shape, bf16.gpu, [Cell(role, 64)], bf16.table)[0] for role in ("up", "down")]
+    np.testing.assert_allclose(joint[1], parts[0] + parts[1])
+    assert make_prior(bf16.shape, bf16.gpu, cells, bf16.table, (fp8,)).mean.shape == (2, len(bf16.table))
+    np.testing.assert_allclose(
+        fp8.joint().us[0], fp8.us[fp8.cells.index(Cell("up", 2))] + fp8.us[fp8.cells.index(Cell("down", 2))]
+    )
+
+
+def test_alike_cells(bf16: Landscape) -> None:
+    cells = [Cell("up", 64), Cell("down", 64)]
+    same = alikeness(bf16.shape, bf16.gpu, cells, bf16)
+    up, down = bf16.cells.index(cells[0]), bf16.cells.index(cells[1])
+    assert same[0, up] == pytest.approx(1.0)
+    assert same[0, down] == 0.0
+    other = replace(bf16, gpu=GpuSpec.by_name("NVIDIA A100-SXM4-80GB"))
+    assert alikeness(bf16.shape, bf16.gpu, cells, other)[0, up] < 0.6
+    # Half the experts: the same tokens per expert at half the batch size.
+    half = bf16.shape.replace(num_experts=128)
+    likes = alikeness(half, bf16.gpu, [Cell("up", 32)], bf16)[0]
+    assert bf16.cells[int(np.argmax(likes))] == Cell("up", 64)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA B200", "NVIDIA L40S"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8_w8a8", "int8_w8a16"])
+def test_the_formula_has_a_number_for_every_gpu_and_config(name: str, dtype: str) -> None:
+    shape = MoEShape(8, 2, 1024, 512, dtype=dtype, shared_experts=1)
+    table = config_table(SearchSpace.wide(shape).configs()[::97])
+    us = formula_us(shape, GpuSpec.by_name(name), [Cell("up", 1), Cell("down", 4096)], table)
+    assert np.isfinite(us).all()
+    assert (us > 0).all()
+    assert us[1].min() > us[0].min()
+
+
+def test_spilling_is_slow() -> None:
+    shape, gpu = MoEShape(8, 2, 1024, 512), GpuSpec.by_name("H200")
+    table = config_table([LaunchConfig(256, 256, 64, 1, 4, 3), LaunchConfig(256, 256, 64, 1, 8, 3)])
+    us = formula_us(shape, gpu, [Cell("up", 4096)], table)[0]
+    assert us[0] > 2 * us[1]
+
+
+def test_tables_and_features() -> None:
+    configs = (LaunchConfig(16, 32, 64, 1, 4, 2), LaunchConfig(16, 32, 64, 1, 4, 2, maxnreg=96, use_tma=True))
+    table = config_table(configs)
+    assert configs_of(table) == configs
+    features = config_features(table)
+    assert features.shape == (2, 11)
+    assert (features[0] != features[1]).sum() == 2
+
+
+def test_squash_keeps_the_order_and_leaves_good_times_alone() -> None:
+    excess = np.array([0.0, 0.1, 0.35, 0.5, 1.0, 4.0])
+    out = squash(excess)
+    np.testing.assert_allclose(out[:3], excess[:3])
+    assert (np.diff(out) > 0).all()
+    assert out[-1] < 1.0
