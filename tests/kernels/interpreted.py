@@ -76,7 +76,7 @@ def main() -> None:
                 )
                 kernel.bind(layer, role, batch, config, out)()
                 errors[f"{name} {role}{' tma' * tma}"] = relative_error(out, expected)
-    print(json.dumps(errors))
+    sys.stdout.write(json.dumps(errors) + "\n")
 
 
 if __name__ == "__main__":
