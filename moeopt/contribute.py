@@ -27,7 +27,7 @@ _ROLE: Final = (
     "registers", "spills", "shared_bytes", "relative_error", "us", "occupancy", "tensor_core",
 )  # fmt: skip
 _CLOCKS: Final = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-_PATH: Final = re.compile(r"(?:[A-Za-z]:\\|~/|/)[\w.@+~-]+(?:[/\\][\w.@+~ -]*[\w.@+~-])*")
+_PATH: Final = re.compile(r"(?:[A-Za-z]:\\|~/|/)[\w.@+~-]+(?:[/\\][\w.@+~-]+)*")
 
 
 def bundle_recording(path: str | Path, out: str | Path | None = None) -> Path:

@@ -36,6 +36,7 @@ _MOST_CORRECTION: Final = 1.0
 _NO_RATE_TFLOPS: Final = 100.0
 # Of an H200 with 16 cores: both roles of a config compile in 0.9 s (median, 15 processes).
 _COMPILE_S: Final = 0.9
+_CACHED_S: Final = 0.05
 _START_S: Final = 10.0
 _TRIAL_S: Final = 0.005
 _LAUNCHES: Final = 40
@@ -61,9 +62,9 @@ def predict_us(shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, confi
 
 
 def estimate_tune_seconds(
-    shape: MoEShape, gpu: GpuSpec, batch_sizes: Sequence[int], trials: int, cores: int
+    shape: MoEShape, gpu: GpuSpec, batch_sizes: Sequence[int], trials: int, cores: int, *, compiled: bool = False
 ) -> float | None:
-    """Roughly how long a split tune takes, cold Triton cache, nothing known before.
+    """Roughly how long a split tune takes where nothing is known before.
 
     Compiling runs beside timing. Distinct configs grow with the root of the number of batch sizes, as they
     are shared among them (175 of 24 trials times 6 batch sizes, seen on recordings).
@@ -74,6 +75,7 @@ def estimate_tune_seconds(
         batch_sizes: M.
         trials: Configs timed per batch size and role.
         cores: Compile processes.
+        compiled: Whether Triton's cache holds all binaries (``moeopt compile`` filled it): then it is timing alone.
 
     Returns:
         Seconds, or None where the GPU's bandwidth is not known.
@@ -81,7 +83,7 @@ def estimate_tune_seconds(
     if gpu.bandwidth_gbps <= 0:
         return None
     configs = min(7.3 * trials * (len(batch_sizes) / 6) ** 0.5, 2.0 * trials * len(batch_sizes))
-    compiling = configs * _COMPILE_S / max(cores, 1)
+    compiling = configs * (_CACHED_S if compiled else _COMPILE_S) / max(cores, 1)
     typical = LaunchConfig(64, 64, 128 if DTYPES[shape.dtype].activation_bits == 8 else 64, 8, 4, 3)
     timing = 0.0
     for role in ROLES:
@@ -292,7 +294,7 @@ def correction_features(parts: LaunchParts) -> Array:
         ],
         axis=1,
     )
-    return np.asarray((features[:, :, None] * regimes[:, None, :]).reshape(len(features), -1))
+    return np.einsum("cf,cr->cfr", features, regimes).reshape(len(features), features.shape[1] * regimes.shape[1])
 
 
 def _soft_max(power: float, *times: Array) -> Array:

@@ -1,0 +1,133 @@
+"""The cost model: sane everywhere, and as good a ranking as promised on recordings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.costmodel import cells_of, judge
+from moeopt.costmodel import config_fields, correction_features, estimate_tune_seconds, expected_tiles, predict_us
+from moeopt.costmodel_fitted import CORRECTION
+from moeopt.gpu import GPUS, GpuSpec
+from moeopt.shape import DTYPES, ROLES, MoEShape
+from moeopt.space import LaunchConfig, SearchSpace
+
+RECORDINGS = sorted((Path(__file__).parents[1] / "studies" / "recordings").glob("*.jsonl.gz"))
+BF16 = MoEShape(256, 8, 3072, 256)
+FP8 = MoEShape(257, 9, 6144, 256, "fp8_w8a8", (128, 128), shared_experts=1)
+H200 = GpuSpec.by_name("NVIDIA H200")
+RTX_PRO = GpuSpec.by_name("NVIDIA RTX PRO 6000 Blackwell Server Edition")
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA GB10", "NVIDIA A100-SXM4-80GB", "NVIDIA B200"])
+def test_every_config_of_every_gpu_gets_a_number(name: str, dtype: str) -> None:
+    shape = MoEShape(64, 4, 2048, 704, dtype, group_size=128 if dtype.endswith("a16") else None)
+    configs = SearchSpace.wide(shape).configs()[::17]
+    for role in ROLES:
+        for m in (1, 7, 512, 8192):
+            us = predict_us(shape, GpuSpec.by_name(name), role, m, configs)
+            assert us.shape == (len(configs),)
+            assert us.dtype == np.float64
+            assert np.all(np.isfinite(us))
+            assert np.all(us > 0)
+
+
+def test_a_gpu_without_known_rates_gets_numbers_too() -> None:
+    unknown = GpuSpec("NVIDIA Something", (12, 0), 100, 101376, 102400, 65536, 48, 2**26, 2**34, 0.0, 0.0)
+    assert np.all(np.isfinite(predict_us(FP8, unknown, "up", 64, SearchSpace.grid(FP8).configs()[:50])))
+
+
+def test_no_configs_is_no_numbers() -> None:
+    assert predict_us(BF16, H200, "up", 64, []).shape == (0,)
+
+
+def test_the_order_of_the_configs_does_not_matter() -> None:
+    configs = SearchSpace.grid(BF16).configs()[::7]
+    forward = predict_us(BF16, H200, "down", 300, configs)
+    np.testing.assert_array_equal(forward, predict_us(BF16, H200, "down", 300, configs[::-1])[::-1])
+
+
+def test_more_tokens_take_longer_and_a_faster_gpu_less() -> None:
+    config = [LaunchConfig(64, 128, 64, 8, 8, 3)]
+    times = [predict_us(BF16, H200, "up", m, config)[0] for m in (8, 64, 1024, 4096, 16384)]
+    assert times == sorted(times)
+    assert predict_us(BF16, H200, "up", 4096, config)[0] < predict_us(BF16, RTX_PRO, "up", 4096, config)[0]
+
+
+def test_one_row_tiles_are_not_computed_with_256_rows() -> None:
+    small, large = predict_us(
+        BF16, RTX_PRO, "up", 16, [LaunchConfig(16, 64, 128, 1, 4, 3), LaunchConfig(256, 64, 128, 1, 4, 3)]
+    )
+    assert large > 1.5 * small
+
+
+class TestExpectedTiles:
+    def test_against_drawing(self) -> None:
+        shape = MoEShape(32, 4, 256, 128)
+        rng = np.random.default_rng(0)
+        for m, bm in ((3, 16), (40, 16), (200, 32)):
+            tiles, active = [], []
+            for _ in range(400):
+                ids = np.argsort(rng.random((m, 32)), axis=1)[:, :4]
+                counts = np.bincount(ids.ravel(), minlength=32)
+                tiles.append(np.ceil(counts / bm).sum())
+                active.append((counts > 0).sum())
+            expected = expected_tiles(shape, m, bm)
+            assert expected[0] == pytest.approx(np.mean(tiles), rel=0.02)
+            assert expected[1] == pytest.approx(np.mean(active), rel=0.02)
+
+    def test_shared_experts_see_every_token(self) -> None:
+        tiles, active = expected_tiles(MoEShape(2, 2, 256, 128, shared_experts=1), 100, 16)
+        assert (tiles, active) == (14.0, 2.0)
+
+    def test_expert_parallel_ranks_see_a_share(self) -> None:
+        whole = expected_tiles(MoEShape(64, 8, 256, 128), 64, 16)
+        share = expected_tiles(MoEShape(8, 8, 256, 128, ep_size=8), 64, 16)
+        assert share[0] == pytest.approx(whole[0] / 8)
+
+
+def test_as_many_coefficients_as_features() -> None:
+    from moeopt.costmodel import launch_parts
+    from moeopt.costmodel_fitted import FORMULA
+
+    parts = launch_parts(FP8, H200, "up", 64, config_fields([LaunchConfig(64, 128, 128, 1, 4, 3)]), FORMULA)
+    assert correction_features(parts).shape == (1, len(CORRECTION))
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda p: p.name.split(".")[0])
+def test_it_ranks_recordings(path: Path) -> None:
+    scores = np.array(
+        [
+            judge(cell, predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs))
+            for cell in cells_of(path)
+        ]
+    )
+    rho, _, first, of_8, _ = scores.mean(axis=0)
+    assert rho >= 0.85
+    assert first < 0.20
+    assert of_8 < 0.05
+
+
+class TestEstimate:
+    def test_it_grows_with_what_there_is_to_do(self) -> None:
+        sizes = (1, 64, 4096)
+        base = estimate_tune_seconds(BF16, H200, sizes, 24, 16)
+        assert base is not None
+        assert 10 < base < 120
+        assert estimate_tune_seconds(BF16, H200, sizes, 48, 16) > base
+        assert estimate_tune_seconds(BF16, H200, (*sizes, 128, 256, 512), 24, 16) > base
+        assert estimate_tune_seconds(BF16, H200, sizes, 24, 2) > base
+        assert estimate_tune_seconds(BF16, H200, sizes, 24, 2, compiled=True) < base
+
+    def test_unknown_bandwidth_is_no_estimate(self) -> None:
+        unknown = GpuSpec("NVIDIA Something", (12, 0), 100, 101376, 102400, 65536, 48, 2**26, 2**34, 0.0, 0.0)
+        assert estimate_tune_seconds(BF16, unknown, (1, 64), 24, 16) is None
+
+
+def test_the_table_of_gpus_is_complete_enough() -> None:
+    for gpu in GPUS.values():
+        assert gpu.bandwidth_gbps > 0
+        assert gpu.bf16_tflops > 0
