@@ -294,7 +294,8 @@ def correction_features(parts: LaunchParts) -> Array:
         ],
         axis=1,
     )
-    return np.einsum("cf,cr->cfr", features, regimes).reshape(len(features), features.shape[1] * regimes.shape[1])
+    products = np.einsum("cf,cr->cfr", features, regimes)
+    return np.asarray(products.reshape(len(features), features.shape[1] * regimes.shape[1]))
 
 
 def _soft_max(power: float, *times: Array) -> Array:
