@@ -44,7 +44,7 @@ def test_recordings_agree(path: Path) -> None:
     for config, row in recording.rows.items():
         reasons = [illegal_reason(config, recording.shape, role, recording.gpu) for role in ("up", "down")]
         statuses[row.status, any(reasons)] += 1
-    assert statuses["ok", False] > 1000
+    assert statuses["ok", False] > len(recording.rows) // 4
     assert statuses["ok", True] == statuses["out_of_resources", False] == 0
 
 

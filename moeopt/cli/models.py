@@ -65,5 +65,5 @@ def _print_families(as_json: bool) -> None:
     for row in rows:
         typer.echo(row[0])
         for title, text in zip(TABLE_HEADER[1:], row[1:], strict=True):
-            typer.echo(f"  {title + ':':<24}{text}")
+            typer.echo(f"  {title + ':':<25}{text}")
     typer.echo(f"{len(rows)} families; any other model: keys are found by probing, and printed.")
