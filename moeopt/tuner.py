@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from moeopt.assemble import Mode, SideTimes, assemble, home
 from moeopt.errors import InvalidInputError, StorageError
+from moeopt.finalists import find_finalists, from_info, time_finalists, to_info, with_finals
 from moeopt.measure.base import Cell, Device, DeviceInfo, Job, Measurement, Race, never_stop
 from moeopt.prior import find_landscapes, find_portfolio
 from moeopt.result import Counts, TuneResult
@@ -173,10 +174,13 @@ class Tuner:
                         self._ledger.add([measurement])
             strategy = self._strategy(known, run.portfolio)
             self._tally.resumed = sum(map(len, known.values()))
-            if not run.finished and self._search(strategy, memo, writer, run.tag, deadline):
+            done = run.finished or self._search(strategy, memo, writer, run.tag, deadline)
+            if not run.finished and not self.device.info.recorded:
+                self._time_finalists()
+            if done and not run.finished:
                 self._close_run(run)
             if self.options.mode == "joint":
-                self._time_winners(strategy.choose())
+                self._time_winners(self._final_ledger().choose())
         except KeyboardInterrupt:
             self.interrupted = True
             self.notes.append("interrupted: these are the best so far; run the same command to go on")
@@ -189,8 +193,8 @@ class Tuner:
             if writer is not None:
                 with self._timed("storage"):
                     self._close_writer(writer)
-        chosen = strategy.choose() if strategy is not None else {}
-        rows = assemble(self.options.mode, self._ledger, chosen, self._side_times)
+        ledger = self._final_ledger()
+        rows = assemble(self.options.mode, ledger, ledger.choose(), self._side_times)
         return TuneResult(
             shape=self.device.shape,
             gpu=self.device.gpu.name,
@@ -245,7 +249,7 @@ class Tuner:
             kept = tuple(LaunchConfig.from_dict(config) for config in info["portfolio"])
             return _Run(tag, kept, bool(info.get("finished")))
         with self._timed("search"):
-            portfolio = find_portfolio(self.device, self.cells, self.candidates, self.store)
+            portfolio = find_portfolio(self.device, self.cells, self.candidates, self._landscapes, self.store)
         run = _Run(tag, tuple(portfolio), False)
         self._save_run(run)
         return run
@@ -259,6 +263,7 @@ class Tuner:
             "portfolio": [config.to_dict() for config in run.portfolio],
             "finished": run.finished,
             "space": self.space.name,
+            "params": list(self.space.values),
             "trials": self.options.trials,
             "seed": self.options.seed,
             "batch_sizes": list(self.options.batch_sizes),
@@ -397,6 +402,18 @@ class Tuner:
                     self._keep(cell, {f"roofline_{role}": roofline})
         self._side_times.default_us = self._side("default", jobs)
 
+    def _time_finalists(self) -> None:
+        """Times once more, in turn, what could be the best of its cell."""
+        jobs = find_finalists(self._ledger)
+        with self._timed("measure"):
+            finals = time_finalists(self.device, jobs) if jobs else {}
+        for cell in self.cells:
+            with self._timed("storage"):
+                self.store.set_cell_info(self.key, cell, {"finals": to_info(cell, finals)})
+
+    def _final_ledger(self) -> Ledger:
+        return with_finals(self._ledger, kept_finals(self.store, self.key, self.cells))
+
     def _time_winners(self, chosen: Mapping[int, Mapping[Any, Measurement]]) -> None:
         """In joint mode sums are measured: times the winners once more, each projection alone."""
         configs = {m: parts["joint"].job.config for m, parts in chosen.items() if "joint" in parts}
@@ -463,6 +480,14 @@ def parse_timeout(text: str | float | None) -> float | None:
     return seconds
 
 
+def kept_finals(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> dict[Job, tuple[float, ...]]:
+    """The finalists' times that the database holds for these cells."""
+    finals: dict[Job, tuple[float, ...]] = {}
+    for cell in cells:
+        finals.update(from_info(cell, store.cell_info(key, cell).get("finals", ())))
+    return finals
+
+
 def load_result(store: StudyStore, key: StudyKey) -> TuneResult:
     """The best that a study database holds for one key, without tuning.
 
@@ -478,6 +503,7 @@ def load_result(store: StudyStore, key: StudyKey) -> TuneResult:
     for trials in store.load(key, cells).values():
         ledger.add(trial.measurement for trial in trials)
         resumed += len(trials)
+    final = with_finals(ledger, kept_finals(store, key, cells))
     side = SideTimes()
     for cell in cells:
         info = store.cell_info(key, cell)
@@ -508,7 +534,7 @@ def load_result(store: StudyStore, key: StudyKey) -> TuneResult:
         space="",
         seed=None,
         wall_s=0.0,
-        rows=assemble(mode, ledger, ledger.choose(), side),
+        rows=assemble(mode, final, final.choose(), side),
         counts=Counts(resumed=resumed),
         storage=store.url,
         key=key,
