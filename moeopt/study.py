@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell, Device, Job
+from moeopt.space import REQUIRED_KEYS
 from moeopt.storage.backend import Backend, Packed
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
 from moeopt.storage.key import StudyKey, cell_of
@@ -213,13 +214,15 @@ class StudyStore:
         return SharedDevice(device, self.job_board(key), run, first_seq, context, self._in_database.add)
 
     def trial_context(self, key: StudyKey, cell: Cell) -> TrialContext:
-        """What the readable attributes of a cell's trials are computed from."""
-        info = self._info.get((key, cell), {})
-        rooflines: list[Any] = [info.get(f"roofline_{role}") for role in cell.roles]
+        """What the readable attributes of a cell's trials are computed from: facts kept beside the trials."""
+        infos = {one: info for (k, one), info in self._info.items() if k == key}
+        rooflines: list[Any] = [infos.get(cell, {}).get(f"roofline_{role}") for role in cell.roles]
+        runs = [run for info in infos.values() for name, run in info.items() if name.startswith("run:")]
+        extra = sorted({str(name) for run in runs for name in run.get("params", ())} - set(REQUIRED_KEYS))
         return TrialContext(
             shape=key.shape,
             roofline_us=None if None in rooflines else sum(rooflines),
-            tma=key.kernel == "sglang",
+            params=(*REQUIRED_KEYS, *extra),
         )
 
     def set_cell_info(self, key: StudyKey, cell: Cell, info: Mapping[str, Any]) -> None:

@@ -113,6 +113,7 @@ class Worker:
     def _context_of(self, cell: Cell) -> TrialContext:
         if cell not in self._context:
             key = self._keys[1] if cell.role == "joint" else self._keys[0]
-            self._store.cell_info(key, cell)
+            for one in self._store.study_ids(key).values():
+                self._store.cell_info(key, one)
             self._context[cell] = self._store.trial_context(key, cell)
         return self._context[cell]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moeopt.measure.base import Cell, Failure, Job, Measurement, Resources
 from moeopt.shape import MoEShape, Role
-from moeopt.space import CONFIG_KEYS, LaunchConfig
+from moeopt.space import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -95,12 +95,13 @@ class TrialContext:
     Attributes:
         shape: The layer.
         roofline_us: µs below which no kernel can go, or None.
-        tma: Whether USE_TMA is a parameter of the studies.
+        params: Keys of the space that is searched. A key that is always at its default would show up in
+            importance plots all the same, so that maxnreg and USE_TMA are there only where searched or set.
     """
 
     shape: MoEShape
     roofline_us: float | None = None
-    tma: bool = False
+    params: tuple[str, ...] = REQUIRED_KEYS
 
 
 def encode(
@@ -110,9 +111,8 @@ def encode(
     timed = bool(measurement.us) and measurement.status in ("ok", "raced_out")
     usable = measurement.status in ("ok", "raced_out")
     config = measurement.job.config
-    params = {key: getattr(config, attr) for key, attr in CONFIG_KEYS.items() if key in _BOUNDS}
-    if context.tma or config.use_tma:
-        params["USE_TMA"] = config.use_tma
+    values = {key: getattr(config, attr) for key, attr in CONFIG_KEYS.items()}
+    params = {key: value for key, value in values.items() if key in REQUIRED_KEYS or key in context.params or value}
     return TrialRow(
         state="COMPLETE" if measurement.status == "ok" and timed else "PRUNED",
         value=measurement.median_us if timed else None,

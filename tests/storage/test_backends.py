@@ -62,7 +62,7 @@ def test_optuna_reads_what_was_written(url: str, key: StudyKey, measurements: Ma
                 assert trial.user_attrs["registers"] == next(iter(measurement.resources.values())).registers
         best = min(m.median_us for m in given if m.status == "ok")
         assert study.best_value == best
-        assert len(study.best_trial.distributions) == 7
+        assert len(study.best_trial.distributions) == 6
         study.add_trial(study.best_trial)
         assert study.trials[-1].number == len(given), "Optuna and the writer must count alike"
 

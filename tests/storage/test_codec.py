@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeopt.measure.base import Cell, Failure, Job, Measurement, Resources
 from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
+from moeopt.space import REQUIRED_KEYS, LaunchConfig
 from moeopt.storage.codec import PACKED, TrialContext, decode, distribution, encode, pack, repack, unpack, unpack_all
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
@@ -86,3 +86,15 @@ def test_what_a_person_sees() -> None:
     assert "reason" not in row.user_attrs
     failed = Measurement(job, "failed", failure=Failure("compile", "PassManager::run failed"))
     assert encode(failed, "run", 0, CONTEXT, NOW, NOW).user_attrs["reason"] == "compile: PassManager::run failed"
+
+
+def test_only_what_is_searched_or_set_is_a_parameter() -> None:
+    """A parameter that never varies would show up in importance plots."""
+    cell = Cell("up", 64)
+    plain = Measurement(Job(cell, LaunchConfig(16, 64, 128, 1, 4, 3)), "ok", (1.0,))
+    limited = Measurement(Job(cell, LaunchConfig(16, 64, 128, 1, 4, 3, 168, True)), "ok", (1.0,))
+    wide = TrialContext(CONTEXT.shape, params=(*REQUIRED_KEYS, "maxnreg"))
+    assert set(encode(plain, "run", 0, CONTEXT, NOW, NOW).params) == set(REQUIRED_KEYS)
+    assert encode(plain, "run", 0, wide, NOW, NOW).params["maxnreg"] == 0
+    both = encode(limited, "run", 0, CONTEXT, NOW, NOW).params
+    assert (both["maxnreg"], both["USE_TMA"]) == (168, True)
