@@ -37,7 +37,7 @@ def rates(tmp_path: Path) -> RateStore:
     from importlib.metadata import version
 
     store = RateStore(tmp_path / "rates.json")
-    store.save(rate_key("NVIDIA H200", "", version("torch"), SHAPE), Rates(4000.0, 700.0))
+    store.save(rate_key("NVIDIA H200", "", version("torch"), SHAPE), Rates(4000.0, 4200.0, 700.0))
     return store
 
 

@@ -11,7 +11,7 @@ from moeopt.measure.roofline import Rates, RateStore, Work, bound_us, drawn_work
 from moeopt.shape import MoEShape
 
 QWEN = MoEShape(256, 8, 3072, 256)
-H200 = Rates(4300.0, 780.0)
+H200 = Rates(4300.0, 4200.0, 780.0)
 
 
 def test_bytes_are_touched_weights_once_activations_and_outputs() -> None:
@@ -36,7 +36,8 @@ def test_the_slower_of_memory_and_arithmetic_is_the_bound() -> None:
     assert bound_us(Work(4.3e9, 0.0), H200) == pytest.approx(1000.0)
     assert bound_us(Work(0.0, 7.8e11), H200) == pytest.approx(1000.0)
     assert bound_us(Work(4.3e9, 1.56e12), H200) == pytest.approx(2000.0)
-    assert bound_us(Work(4.3e9, 1e15), Rates(4300.0, None)) == pytest.approx(1000.0)
+    assert bound_us(Work(4.6e9, 0.0), Rates(4300.0, 4600.0, None)) == pytest.approx(1000.0)
+    assert bound_us(Work(4.3e9, 1e15), Rates(4300.0, 4200.0, None)) == pytest.approx(1000.0)
 
 
 def test_the_recorded_landscape_lies_above_its_roofline() -> None:
@@ -55,13 +56,13 @@ def test_rates_are_kept_by_gpu_driver_torch_and_compute_type(tmp_path: Path) -> 
     assert store.load(key) is None
     store.save(key, H200)
     other = rate_key("NVIDIA H200", "580.1", "2.11.0", QWEN.replace(dtype="fp8_w8a8"))
-    store.save(other, Rates(4300.0, None))
+    store.save(other, Rates(4300.0, 4200.0, None))
     again = RateStore(store.path)
-    assert again.load(key) == H200 and again.load(other) == Rates(4300.0, None)
+    assert again.load(key) == H200 and again.load(other) == Rates(4300.0, 4200.0, None)
     assert key != other and again.load(rate_key("NVIDIA H100", "580.1", "2.11.0", QWEN)) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9, "rates": {}}', '{"format": 1, "rates": {"k": {}}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9, "rates": {}}', '{"format": 2, "rates": {"k": {}}}'])
 def test_a_cache_that_cannot_be_read_is_empty(tmp_path: Path, content: str) -> None:
     path = tmp_path / "rates.json"
     path.write_text(content)
