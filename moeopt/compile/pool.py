@@ -17,6 +17,7 @@ import signal
 import statistics
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -306,6 +307,8 @@ class CompilePool:
             # launches has to find these binaries.
             "OMP_NUM_THREADS": "1",
         }
+        # A process whose compiler has leaked 300 MB is replaced by loky, which says so each time.
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
         slot.generation += 1
         slot.executor = ProcessPoolExecutor(max_workers=1, env=env)
         slot.ready = False

@@ -41,8 +41,10 @@ def test_no_rejected_config_was_near_the_best(path: Path) -> None:
     ok = [row for row in recording.rows.values() if row.status == "ok"]
     rejected = 0
     for role in ROLES:
-        # Recordings of Triton's own count hold spilled registers, of 4 bytes each.
-        out = np.array([rejection(_in_bytes(row.roles[role].resources), recording.gpu) is not None for row in ok])
+        resources = [row.roles[role].resources for row in ok]
+        if "moeopt" not in recording.header["versions"]:
+            resources = [_in_bytes(r) for r in resources]
+        out = np.array([rejection(r, recording.gpu) is not None for r in resources])
         rejected = int(out.sum())
         for m in recording.batch_sizes:
             us = np.array([np.median(row.roles[role].us[m]) for row in ok])
@@ -52,4 +54,5 @@ def test_no_rejected_config_was_near_the_best(path: Path) -> None:
 
 
 def _in_bytes(resources: Resources) -> Resources:
+    """Recordings made before moeopt hold Triton's own count: spilled registers, of 4 bytes each."""
     return Resources(resources.registers, 4 * resources.spills, resources.shared_bytes)
