@@ -55,8 +55,9 @@ class SglangKernel(EngineKernel):
 
     @classmethod
     def overrides(cls) -> Mapping[str, Any]:
-        # Weights here are not padded, whatever SGLANG_MOE_PADDING says.
-        return {"padding_size": 0}
+        # Weights here are not padded, whatever SGLANG_MOE_PADDING says; no descriptor outlives its launch, or it
+        # would keep a layer's weights.
+        return {"padding_size": 0, "_B_DESC_CACHE_MAX": 0}
 
     def launching_function(self, module: EngineModule, shape: MoEShape) -> str:
         return "invoke_fused_moe_kernel"
@@ -129,14 +130,14 @@ class SglangKernel(EngineKernel):
 
 
 def _device_name() -> str:
-    """Name of the first GPU as the driver has it, without touching CUDA; "" without one."""
+    """Name of the first GPU as the driver has it, without touching CUDA."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
     except pynvml.NVMLError:
-        return ""
+        return "no GPU"
 
 
 def _expert_sorted(batch: RoutedBatch, sorted_ids: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,9 @@
 By feature, on vLLM 0.11 to 0.33: BLOCK_SIZE_K clamped to the scales' blocks, fewer programs where
 tokens are fewer than a tile's rows, no sorting where pairs are few among the experts, operands
 swapped on compute capability 9, grouped weight-only schemes through its wna16 Triton kernel (vLLM
-serves small batches of 4-bit weights with a CUDA kernel instead, which reads no config).
+serves small batches of 4-bit weights with a CUDA kernel instead, which reads no config). With expert
+parallelism, pairs of other ranks' experts get tiles that write zeros, as in vLLM 0.11; later versions
+leave their rows unwritten.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,15 @@ def test_tma_is_one_more_parameter_of_the_down_projection(kernel: SglangKernel) 
     assert launch["a_desc"].block_shape == [32, 128]
     assert launch["b_desc"].block_shape == [1, 64, 128]
     assert kernel.meta_launch(BLOCK, "down", 4, CONFIG, (12, 0)).named()["a_desc"] is None
+
+
+def test_no_weights_are_kept(kernel: SglangKernel) -> None:
+    launch = kernel.meta_launch(BLOCK, "down", 4, LaunchConfig(32, 64, 128, 8, 4, 3, use_tma=True), (12, 0))
+    weights = weakref.ref(launch.named()["b_desc"].base)
+    assert weights() is not None
+    del launch
+    gc.collect()
+    assert weights() is None
 
 
 def test_equal_specialisations_share_a_binary(kernel: SglangKernel) -> None:
