@@ -34,6 +34,8 @@ DEFAULT_STORAGE: Final = "sqlite:///studies/moeopt.db"
 
 # A change of the search that makes old runs not replayable raises this.
 SEARCH_VERSION: Final = 1
+# Configs of the portfolio that are compiled ahead.
+HINTED: Final = 12
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,9 @@ class Tuner:
                 self.store.lock(self.key)
                 self.notes.extend(self.store.notices(self.key))
             run = self._open_run()
+            if not run.finished:
+                # These will be asked for first: they compile while the GPU is still being made ready.
+                self.device.hint(run.portfolio[:HINTED])
             with self._timed("storage"):
                 stored = self.store.load(self.key, self.cells)
                 writer = self.store.writer(self.key)
