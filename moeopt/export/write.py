@@ -14,7 +14,7 @@ from typing import Any
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export.names import ConfigName, Engine, check_engine, nearest_key, version_directory
 from moeopt.export.read import read_config_file
-from moeopt.shape import ROLES, MoEShape
+from moeopt.shape import DTYPES, ROLES, MoEShape
 from moeopt.space import LaunchConfig
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,13 @@ def _checked(
                 f"batch size {m}: BLOCK_SIZE_M is {up[m].block_size_m} for up and {pair[m].block_size_m} for down, "
                 "and one alignment serves both: give both the same"
             )
-    return {m: up[m].to_dict() for m in up}, {m: pair[m].to_dict() for m in pair}
+    # vLLM's launch for grouped integer weights takes SPLIT_K from the file and fails without it.
+    more = (
+        {"SPLIT_K": 1}
+        if engine == "vllm" and DTYPES[shape.dtype].weight_bits < DTYPES[shape.dtype].activation_bits
+        else {}
+    )
+    return {m: {**up[m].to_dict(), **more} for m in up}, {m: {**pair[m].to_dict(), **more} for m in pair}
 
 
 def _existing(path: Path, engine: Engine, triton_version: str) -> tuple[Entries, dict[str, Any]]:

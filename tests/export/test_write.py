@@ -179,3 +179,15 @@ def test_files_are_readable_by_others(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")
     assert up.stat().st_mode == plain.stat().st_mode
+
+
+def test_vllm_gets_split_k_where_its_launch_needs_it(tmp_path: Path) -> None:
+    config = LaunchConfig(16, 64, 128, 1, 4, 3)
+    int4 = MoEShape(8, 2, 256, 128, "int4_w4a16", group_size=128)
+    for engine, shape, expected in (
+        ("vllm", int4, True),
+        ("sglang", int4, False),
+        ("vllm", MoEShape(8, 2, 256, 128), False),
+    ):
+        path = export_configs(engine, tmp_path / engine, shape, "NVIDIA H200", "3.6.0", {16: config}, None)[0]
+        assert ("SPLIT_K" in json.loads(path.read_text())["16"]) is expected
