@@ -72,7 +72,8 @@ class BuiltinKernel(MoEKernel):
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
         """The GPU's limits, and this kernel's own rules."""
-        reason = resources.illegal_reason(config, shape, role, gpu)
+        shared = kernel_shared_bytes(config, shape, role, gpu)
+        reason = resources.illegal_reason(config, shape, role, gpu, shared=shared)
         if reason:
             return reason
         if config.use_tma:
@@ -162,6 +163,21 @@ def launch(
         kernel = CpuKernel(kernel.fn)
     start = kernel[(aligned.num_tiles * tiles_n,)]
     return functools.partial(start, *tensors, *_sizes(shape, role, batch.num_pairs, aligned.num_tiles), **options)
+
+
+def kernel_shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int:
+    """Bytes of shared memory of one program.
+
+    With fewer bits in the weights than in the activations, the 64-row instruction of compute capability 9 reads one
+    tile of weights converted to 16 bits, and the pipeline holds one tile less of those as stored. Binaries of both
+    kinds for compute capabilities 9.0 and 12.0 need exactly this, up to 512 bytes for scales.
+    """
+    need = resources.shared_bytes(config, shape, role, gpu)
+    bits = DTYPES[shape.dtype].weight_bits
+    converts = bits < DTYPES[shape.dtype].activation_bits
+    if converts and gpu.compute_capability[0] == 9 and config.block_size_m >= 64:
+        need += config.block_size_n * config.block_size_k * (16 - bits) // 8
+    return need
 
 
 def swaps_operands(shape: MoEShape, config: LaunchConfig, capability: tuple[int, int] | None) -> bool:
