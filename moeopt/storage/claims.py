@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     and_,
+    bindparam,
     func,
     insert,
     select,
@@ -102,6 +104,9 @@ class JobBoard:
         self._ids: dict[Cell, int] = {}
         self.add_cells(cells)
         self.lease_s = lease_s
+        self._next_look = 0.0
+        self._ask_clock_at = 0.0
+        self._ahead = 0.0
         self.owner = f"{socket.gethostname()[:60]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         try:
             with backend.begin() as connection:
@@ -161,7 +166,9 @@ class JobBoard:
             return []
         with self._backend.begin() as connection:
             now = self._now(connection)
-            self._give_back_expired(connection, now)
+            if now > self._next_look:
+                self._give_back_expired(connection, now)
+                self._next_look = now + self.lease_s / 4
             free = (_JOBS.c.state == _WAITING) & _JOBS.c.study_id.in_(list(self.cells)) & (_JOBS.c.wanted_until >= now)
             first = connection.execute(
                 select(_JOBS.c.study_id).where(free).order_by(_JOBS.c.job_id).limit(1).with_for_update(skip_locked=True)
@@ -228,13 +235,12 @@ class JobBoard:
                 return 0
             rows = [(c.study_id, encode(m, c.run, c.seq, context(c.job.cell), start, end)) for c, m, start, end in kept]
             self._backend.insert_trials(connection, rows)
-            for (claim, *_), (_, row) in zip(kept, rows, strict=True):
-                packed = unpack(PACKED, row.user_attrs)
-                connection.execute(
-                    update(_JOBS)
-                    .where(_JOBS.c.job_id == claim.job_id)
-                    .values(state=_DONE, result=json.dumps(packed), claimed_until=None)
-                )
+            results = [
+                {"id": claim.job_id, "packed": json.dumps(unpack(PACKED, row.user_attrs))}
+                for (claim, *_), (_, row) in zip(kept, rows, strict=True)
+            ]
+            new = {"state": _DONE, "result": bindparam("packed"), "claimed_until": None}
+            connection.execute(update(_JOBS).where(_JOBS.c.job_id == bindparam("id")).values(new), results)
         return len(kept)
 
     def results(self, outstanding: Mapping[int, Job]) -> dict[int, StoredTrial]:
@@ -269,7 +275,14 @@ class JobBoard:
             return int(given.rowcount)
 
     def _now(self, connection: Connection) -> float:
-        """The server's clock: workers' clocks may differ."""
+        """The server's clock, as workers' clocks may differ; asked for now and then."""
+        local = time.monotonic()
+        if local > self._ask_clock_at:
+            self._ahead = self._ask_clock(connection) - time.monotonic()
+            self._ask_clock_at = local + self.lease_s / 4
+        return time.monotonic() + self._ahead
+
+    def _ask_clock(self, connection: Connection) -> float:
         clock = "UNIX_TIMESTAMP(NOW(6))" if connection.dialect.name in ("mysql", "mariadb") else None
         return float(
             connection.execute(text(f"SELECT {clock or 'extract(epoch from clock_timestamp())'}")).scalar_one()
