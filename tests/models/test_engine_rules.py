@@ -86,6 +86,15 @@ def test_tp_that_cuts_blocks_of_scales() -> None:
         assert shape_from_model(DATA / "qwen3-30b-fp8.json", engine=engine, tp=2)[0].intermediate_size == 384
 
 
+def test_blocks_need_not_be_square(write: Callable[..., Path]) -> None:
+    """Both sizes of the block count once an expert is cut; uncut, only the first (both engines check so)."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [64, 128]}
+    path = write({**QWEN3, "moe_intermediate_size": 192, "quantization_config": fp8})
+    assert shape_from_model(path)[0].intermediate_size == 192
+    assert "(sizes that do: 1)" in message(path, tp=3)
+    assert "no size does" in message(write({**QWEN3, "moe_intermediate_size": 96, "quantization_config": fp8}))
+
+
 def test_packed_int4_in_the_file_name() -> None:
     """SGLang counts bytes, vLLM elements; the shape has elements in both."""
     shape, derivation = shape_from_model(DATA / "kimi-k2.5.json", engine="sglang", tp=8)
@@ -98,6 +107,7 @@ def test_group_size_is_halved_until_it_divides() -> None:
     shape, derivation = shape_from_model(DATA / "qwen3-30b-gptq-int4.json", tp=4)
     assert (shape.intermediate_size, shape.group_size) == (192, 64)
     assert any("which the engine halves" in line for line in derivation.lines)
+    assert shape_from_model(DATA / "qwen3-30b-gptq-int4.json", tp=8)[0].group_size == 32
     assert "halved, down to 32" in message(DATA / "qwen3-30b-gptq-int4.json", tp=16)
     assert shape_from_model(DATA / "qwen3-30b-gptq-int4.json", tp=16, overrides={"group_size": 16})[0].group_size == 16
 
