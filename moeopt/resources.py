@@ -17,23 +17,36 @@ def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec
     Triton keeps ``num_stages - 1`` buffers where the tensor cores read registers (mma), and
     ``num_stages`` where they read shared memory (wgmma, on compute capability 9 from 64 rows on). With
     fp8 and fewer rows than that SGLang's kernel, vLLM's and ours swap the operands there, so that the
-    64 columns count. Beside the buffers, block-wise scales pass through shared memory once they
-    outnumber the threads: a tile's rows (one scale each), and its columns where it spans several blocks.
+    64 columns count. Beside the buffers, block-wise and group-wise scales pass through shared memory
+    once they are as many as the threads. GROUP_SIZE_M and maxnreg do not matter.
+
+    Exact for the builtin kernel (``tests/test_resources_exact.py`` has the compiler's own numbers).
     """
     spec = DTYPES[shape.dtype]
-    bits = config.block_size_m * spec.activation_bits + config.block_size_n * spec.weight_bits
     rows = max(config.block_size_m, config.block_size_n) if spec.compute == "fp8" else config.block_size_m
     wgmma = gpu.compute_capability[0] == 9 and rows >= 64
     buffers = config.num_stages if wgmma else config.num_stages - 1
-    return buffers * bits * config.block_size_k // 8 + _scale_bytes(config, shape)
+    activations = config.block_size_m * config.block_size_k * spec.activation_bits // 8
+    weights = config.block_size_n * config.block_size_k * spec.weight_bits // 8
+    if shape.group_size is None:
+        return buffers * (activations + weights) + _block_scale_bytes(config, shape)
+    # Weights are dequantised in registers, and wgmma reads them from shared memory: one tile more.
+    tile = config.block_size_n * config.block_size_k * spec.activation_bits // 8 if wgmma else 0
+    return buffers * activations + (config.num_stages - 1) * weights + max(tile, _group_scale_bytes(config, shape))
 
 
-def _scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
+def _block_scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
     """Bytes through which the float32 scales of a block-wise scheme change their layout."""
     if shape.block_shape is None:
         return 0
     columns = config.block_size_n if config.block_size_n > shape.block_shape[0] else 0
     return 4 * max((n for n in (config.block_size_m, columns) if n >= 32 * config.num_warps), default=0)
+
+
+def _group_scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
+    """The same for the 16-bit scales of a group-wise scheme: one a column and group of the tile."""
+    scales = config.block_size_n * max(1, config.block_size_k // (shape.group_size or config.block_size_k))
+    return 2 * scales if scales >= 32 * config.num_warps else 0
 
 
 def illegal_reason(
