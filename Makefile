@@ -9,7 +9,7 @@ tune: $(VENV)/.installed
 	$(BIN)/moeopt tune $(STUDY)
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest
+	without="$$(tests/setup-system)" && $(BIN)/python -m pytest -m "$$without"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt) -e ".[test,dashboard,plots,postgres]"
+	$(BIN)/python -m pip install -q $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt) -e ".[test,ray]"
 	touch $@ $(VENV)/.installed
 
 clean:
