@@ -9,10 +9,12 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeopt.compile import CompilePool
+import joblib
+
 from moeopt.gpu import GpuSpec
 from moeopt.kernels.base import MoEKernel
 from moeopt.shape import MoEShape, Role
@@ -37,18 +39,41 @@ def machine_facts(gpu: GpuSpec | None) -> dict[str, Any]:
     }
 
 
-def compile_ahead(
-    kernel: MoEKernel, shape: MoEShape, gpu: GpuSpec, wanted: Iterable[tuple[LaunchConfig, Role, int]]
-) -> list[str]:
+@dataclass(frozen=True)
+class Binary:
+    """What one launch needs compiled."""
+
+    kernel: MoEKernel
+    shape: MoEShape
+    role: Role
+    batch_size: int
+    config: LaunchConfig
+
+    def compile(self, capability: tuple[int, int]) -> str | None:
+        """Fills Triton's cache. Returns one line if it cannot be compiled."""
+        from moeopt.kernels.target import cross_target
+
+        try:
+            with cross_target(capability):
+                self.kernel.compile(self.shape, self.role, self.batch_size, self.config)
+        except Exception as error:  # noqa: BLE001  # whatever a compiler raises; it is shown
+            message = " ".join(str(error).split())[:200]
+            return f"{self.kernel.key.name} {self.shape.slug()} {self.role} {self.config}: {message}"
+        return None
+
+
+def compile_ahead(binaries: Iterable[Binary], capability: tuple[int, int]) -> list[str]:
     """Compiles in all cores, so that the launches find their binaries in Triton's cache.
 
     Returns:
         One line for each binary that could not be made.
     """
-    with CompilePool(kernel, shape, gpu.compute_capability) as pool:
-        futures = [pool.submit(config, role, m) for config, role, m in wanted]
-        results = [future.result() for future in futures]
-    return [f"{kernel.key.name} {shape.slug()} {r.role} {r.config}: {r.failure.message}" for r in results if r.failure]
+    distinct = {
+        (b.kernel.key, b.shape, b.role, b.config, b.kernel.specialisation(b.shape, b.role, b.batch_size)): b
+        for b in binaries
+    }
+    lines = joblib.Parallel(n_jobs=-1)(joblib.delayed(b.compile)(capability) for b in distinct.values())
+    return [line for line in lines if line]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

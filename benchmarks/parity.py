@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_run import RESULTS, compile_ahead, machine_facts, table, write_json
+from benchmarks.gpu_run import RESULTS, Binary, compile_ahead, machine_facts, table, write_json
 from moeopt.errors import MoeoptError
 from moeopt.gpu import GpuSpec
 from moeopt.kernels.base import MoEKernel
@@ -168,14 +168,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MoeoptError as error:
         print(error, file=sys.stderr)
         return 2
-    for dtype in args.dtypes:
-        wanted = [
-            (config, role, m) for m in args.batch_sizes for config in configs_for(dtype, m, kernels[1], gpu)
-            for role in ROLES
-        ]  # fmt: skip
-        for kernel in kernels:
-            for line in compile_ahead(kernel, SHAPES[dtype], gpu, wanted):
-                print(line, file=sys.stderr)
+    binaries = [
+        Binary(kernel, SHAPES[dtype], role, m, config)
+        for dtype in args.dtypes
+        for m in args.batch_sizes
+        for config in configs_for(dtype, m, kernels[1], gpu)
+        for role in ROLES
+        for kernel in kernels
+    ]
+    failed = compile_ahead(binaries, gpu.compute_capability)
+    if failed:
+        print("\n".join(failed), file=sys.stderr)
+        return 2
     compiled_s = time.monotonic() - started
 
     import torch
