@@ -31,14 +31,15 @@ from moeopt.space import LaunchConfig
 
 Array = NDArray[np.float64]
 
-RIDGE = 0.1
+RIDGE = 0.03
 # Where the fit starts, and how far (in e-folds) a coefficient may move from there.
 START: Mapping[str, tuple[float, float]] = {
-    "wgmma": (1.0, 2), "mma": (0.6, 2), "mma_8bit": (0.5, 3), "swapped": (0.8, 3), "l2_per_unit": (90.0, 3),
-    "l2": (6000.0, 3), "shared": (150.0, 3), "latency": (0.8, 3), "sync": (0.05, 3), "warps": (0.3, 3),
-    "issue": (0.3, 3), "alone": (1.0, 3), "prologue": (1.5, 3), "epilogue": (0.3, 3), "fill": (0.3, 3),
-    "idle": (0.01, 3), "launch": (2.0, 3), "dram": (0.85, 3), "short_loads": (0.3, 3), "short_dram": (0.1, 3),
-    "block_scale": (0.5, 3), "spill": (1.0, 3), "whole_waves": (0.6, 3), "overlap": (3.0, 0.5), "bound": (3.0, 0.5),
+    "wgmma": (0.8, 0.25), "mma": (0.7, 0.35), "mma_fp8": (0.5, 0.7), "swapped": (0.6, 0.7),
+    "l2_per_unit": (100.0, 0.8), "l2": (6000.0, 0.7), "shared": (150.0, 0.6), "latency": (0.8, 0.7),
+    "sync": (0.05, 2), "warps": (0.3, 2), "issue": (0.3, 2), "alone": (1.0, 2), "prologue": (1.5, 1),
+    "epilogue": (0.3, 2), "fill": (0.3, 2), "idle": (0.01, 2), "launch": (2.0, 1), "dram": (0.85, 0.2),
+    "short_loads": (0.3, 2), "short_dram": (0.1, 2), "block_scale": (0.5, 2), "spill": (5.0, 1.5),
+    "whole_waves": (0.6, 0.5), "overlap": (3.0, 0.7), "bound": (3.0, 0.7),
 }  # fmt: skip
 
 
