@@ -23,6 +23,7 @@ class DeviceOptions:
         warm_l2: Whether the weights may stay in L2 between launches.
         wait_idle: Seconds to wait for a busy GPU to become quiet before each batch of timings.
         compile_cache: Directory of Triton's cache, or None for Triton's own.
+        executor: ``local``, or ``ray`` for the GPUs of a Ray cluster.
     """
 
     kernel: str = "auto"
@@ -33,6 +34,11 @@ class DeviceOptions:
     warm_l2: bool = False
     wait_idle: float = 0.0
     compile_cache: Path | None = None
+    executor: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("local", "ray"):
+            raise InvalidInputError(f"executor {self.executor!r} is unknown: give 'local' or 'ray'")
 
 
 def open_device(
@@ -55,6 +61,10 @@ def open_device(
         InvalidInputError: ``gpu`` is something else, or no shape is given where one is needed.
         RecordingError: The recording cannot be read, or is of another shape.
     """
+    if options.executor == "ray":
+        from moeopt.measure.ray_fleet import open_ray
+
+        return open_ray(gpu, shape, options, batch_sizes=batch_sizes)
     if gpu is not None and gpu.startswith("recorded:"):
         return _recorded(gpu.removeprefix("recorded:"), shape)
     if shape is None:

@@ -70,6 +70,9 @@ def tune(
     warm_l2: Annotated[
         bool, typer.Option("--warm-l2", help="Let weights stay in L2 between launches, unlike serving.")
     ] = False,
+    executor: Annotated[
+        str, typer.Option("--executor", help="local, or ray for the GPUs of the Ray cluster at RAY_ADDRESS.")
+    ] = "local",
     wait_idle: Annotated[
         str | None, typer.Option("--wait-idle", help="Wait this long for a busy GPU to be quiet before timing.")
     ] = None,
@@ -122,6 +125,7 @@ def tune(
         workers=merged.get("workers"),
         warm_l2=warm_l2,
         wait_idle=parse_timeout(wait_idle) or 0.0,
+        executor=executor,
     )
     # Everything that can be refused is looked at before a GPU is touched.
     options = TuneOptions(
