@@ -24,7 +24,7 @@ from moeopt.tuner import TuneOptions, Tuner
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Off, Ray's nodes listen on 127.0.0.1 instead of the machine's address.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-import ray  # noqa: E402
+import ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
