@@ -12,6 +12,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from threadpoolctl import threadpool_limits
+
 from moeopt.assemble import Mode, SideTimes, assemble, home
 from moeopt.errors import InvalidInputError, StorageError
 from moeopt.finalists import find_finalists, from_info, time_finalists, to_info, with_finals
@@ -151,6 +153,12 @@ class Tuner:
             The best of all that is known at the end, also where a timeout or an interrupt cut the run
             off (``interrupted`` is then set, and a note says so).
         """
+        # The search's matrices are small: more threads only wait for each other and for the compilers, and
+        # another number of threads would give other last digits, so another run.
+        with threadpool_limits(limits=1, user_api="blas"):
+            return self._run()
+
+    def _run(self) -> TuneResult:
         start = time.monotonic()
         deadline = start + self.options.timeout if self.options.timeout is not None else None
         strategy: Strategy | None = None
