@@ -41,7 +41,7 @@ class SlowDevice(RecordedDevice):
 def run(recording: Recording, order: dict[str, str]) -> None:
     with StudyStore(order["storage"]) as store:
         device = SlowDevice(recording, Path(order["log"]))
-        options = TuneOptions(batch_sizes=(2, 64, 1024), trials=10, seed=5)
+        options = TuneOptions(batch_sizes=recording.batch_sizes[1::3], trials=10, seed=5)
         result = Tuner(device, store, options).run()
     Path(order["result"]).write_text(json.dumps(result.to_dict(), sort_keys=True))
 
