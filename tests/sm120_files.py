@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moeopt.export import ConfigName
 from moeopt.gpu import GPUS, GpuSpec
@@ -66,8 +67,19 @@ def shipped_files() -> Iterator[ShippedFile]:
                 per_channel=name.per_channel, ep_size=_EXPERT_PARALLEL.get(sizes, 1),
             )  # fmt: skip
             entries = json.loads(path.read_text())
-            configs = {int(m): LaunchConfig.from_dict(entry) for m, entry in entries.items() if m.isdigit()}
+            configs = {
+                int(m): LaunchConfig.from_dict(_as_run(engine, shape, entry))
+                for m, entry in entries.items()
+                if m.isdigit()
+            }
             yield ShippedFile(engine, path, "down" if name.down else "up", gpu, shape, configs)
+
+
+def _as_run(engine: str, shape: MoEShape, entry: dict[str, Any]) -> dict[str, Any]:
+    """vLLM cuts BLOCK_SIZE_K down to block_k."""
+    if engine != "vllm" or shape.block_shape is None:
+        return entry
+    return {**entry, "BLOCK_SIZE_K": min(entry["BLOCK_SIZE_K"], shape.block_shape[1])}
 
 
 def _device(gpu: GpuSpec) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from moeopt.gpu import GpuSpec
+from moeopt.kernels.engine import grouped_shared_bytes
 from moeopt.measure.base import Resources
 from moeopt.measure.recording import Recording
 from moeopt.resources import illegal_reason, occupancy, shared_bytes
@@ -52,10 +53,11 @@ def test_exact_against_the_compiler(path: Path) -> None:
         config = LaunchConfig(bm, bn, bk, 1, warps, stages)
         if isinstance(compiled, str):  # the compiler failed before it allocated anything
             continue
-        ours = shared_bytes(config, shape, role, gpu)
+        engine = None if data["kernel"] == "builtin" else grouped_shared_bytes(config, shape, role, gpu)
+        ours = shared_bytes(config, shape, role, gpu) if engine is None else engine
         if ours != compiled:
             wrong.append((name, ours, compiled))
-        verdicts[(illegal_reason(config, shape, role, gpu) is None, compiled <= limit)] += 1
+        verdicts[(illegal_reason(config, shape, role, gpu, shared=engine) is None, compiled <= limit)] += 1
     assert wrong == []
     assert verdicts[(True, False)] == verdicts[(False, True)] == 0
     assert sum(verdicts.values()) >= 12

@@ -41,7 +41,7 @@ DEADLINE_FACTOR: Final = 8.0
 # Until so many compiles are done there is no median to speak of.
 _SAMPLES_WANTED: Final = 5
 _FIRST_DEADLINE_S: Final = 60.0
-_START_DEADLINE_S: Final = 120.0
+_START_DEADLINE_S: Final = 300.0
 _MOST_START_FAILURES: Final = 3
 _TICK_S: Final = 0.1
 
@@ -382,8 +382,8 @@ class CompilePool:
 
     def _start_failed(self, slot: _Slot, error: BaseException) -> None:
         slot.failed_starts += 1
+        sign = f"no answer in {_START_DEADLINE_S:.0f} s" if slot.overdue is not None else _signal_of(error)
         self._end_slot(slot)
-        sign = _signal_of(error)
         if sign is None or slot.failed_starts >= _MOST_START_FAILURES:
             text = worker.one_line(f"{type(error).__name__}: {error}") if sign is None else f"it dies ({sign})"
             self._broken = DeviceError(f"no compile process can be started: {text}")

@@ -70,7 +70,7 @@ class EngineKernel(MoEKernel):
             self.meta_launch(shape, role, 1, engine_default(self.name, shape, 1, gpu), gpu.compute_capability)
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
-        reason = illegal_reason(config, shape, role, gpu, shared=_grouped_shared_bytes(config, shape, gpu))
+        reason = illegal_reason(config, shape, role, gpu, shared=grouped_shared_bytes(config, shape, role, gpu))
         if reason:
             return reason
         block_k = config.block_size_k
@@ -216,18 +216,20 @@ class EngineKernel(MoEKernel):
         }
 
 
-def _grouped_shared_bytes(config: LaunchConfig, shape: MoEShape, gpu: GpuSpec) -> int | None:
+def grouped_shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int | None:
     """Bytes of shared memory of the engines' gptq/awq kernel, or None for another kernel.
 
     The activations are pipelined, 8-bit weights are too and 4-bit weights are not, and one tile of
-    dequantised weights lies beside them. Exact for the 20 configs compiled with Triton 3.6 for sm_90
-    and sm_120 (see tests/kernels).
+    dequantised weights lies beside them. Where one step covers K, which this kernel is compiled for,
+    there is no loop to pipeline. Exact for what ``tests/test_resources_exact.py`` holds.
     """
     if not shape.group_size:
         return None
     wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64
     activations = config.block_size_m * config.block_size_k * 2
     weights = config.block_size_n * config.block_size_k
+    if config.block_size_k >= shape.reduction(role):
+        return activations + 2 * weights
     pipelined = (config.num_stages if wgmma else config.num_stages - 1) * activations
     if DTYPES[shape.dtype].weight_bits == 8:
         pipelined += (config.num_stages - 1) * weights
