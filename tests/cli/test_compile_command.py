@@ -1,0 +1,60 @@
+"""moeopt compile without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moeopt.cli import build_app
+from moeopt.errors import InvalidInputError, UnknownGpuError
+from moeopt.measure.recording import Recording
+from moeopt.space import SearchSpace
+
+SHAPE = ("--experts", "8", "--top-k", "2", "--hidden", "512", "--intermediate", "256", "--dtype", "bf16")
+FEW = {
+    "BLOCK_SIZE_M": (16, 256),
+    "BLOCK_SIZE_N": (32, 256),
+    "BLOCK_SIZE_K": (64,),
+    "GROUP_SIZE_M": (1, 16),
+    "num_warps": (4,),
+    "num_stages": (5,),
+}
+
+
+@pytest.mark.slow
+def test_writes_a_recording_and_fills_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SearchSpace, "named", classmethod(lambda cls, name, shape, **_: cls("few", FEW)))
+    out, cache = tmp_path / "few.jsonl.gz", tmp_path / "cache"
+    args = [
+        "compile", *SHAPE, "--gpu", "rtx pro 6000 blackwell server edition", "--out", str(out),
+        "--cache-dir", str(cache), "--workers", "1", "--one-group",
+    ]  # fmt: skip
+    first = CliRunner().invoke(build_app(), args)
+    assert first.exit_code == 0, first.output
+    assert "4 configs: 3 over the GPU's limits, 1 legal, of which 1 compiled now and 0 before" in first.output
+    assert "tensor-core instruction: mma m16n8k16 bf16: 2" in first.output
+    assert list(cache.rglob("*.cubin"))
+    second = CliRunner().invoke(build_app(), args)
+    assert "0 compiled now and 1 before" in second.output
+    recording = Recording.load(out)
+    assert recording.gpu.sm == 120
+    assert sorted(row.status for row in recording.rows.values()) == ["ok", *["out_of_resources"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "words"),
+    [
+        (SHAPE, InvalidInputError, "--gpu is missing"),
+        ((*SHAPE, "--gpu", "RTX 1"), UnknownGpuError, "known GPUs"),
+        ((*SHAPE, "--gpu", "NVIDIA H200", "--out", "x.json"), InvalidInputError, "jsonl.gz"),
+        ((*SHAPE, "--gpu", "NVIDIA H200", "--space", "huge"), InvalidInputError, "huge"),
+        (("--gpu", "NVIDIA H200"), InvalidInputError, "--experts is missing"),
+    ],
+)
+def test_bad_input_is_one_line(args: tuple[str, ...], error: type[Exception], words: str) -> None:
+    done = CliRunner().invoke(build_app(), ["compile", *args])
+    assert isinstance(done.exception, error)
+    assert words in str(done.exception)
+    assert "\n" not in str(done.exception)
