@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from moeopt.assemble import Mode
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
@@ -69,7 +70,7 @@ def tune(
     parsed = parse_timeout(timeout)
     sizes = None if batch_sizes is None else tuple(batch_sizes)
     with ExitStack() as stack:
-        store = stack.enter_context(StudyStore(storage or DEFAULT_STORAGE))
+        store = stack.enter_context(StudyStore(DEFAULT_STORAGE if storage is None else storage))
         if isinstance(gpu, Device):
             device = gpu
         else:
@@ -98,31 +99,42 @@ def tune(
     return result
 
 
-def load(storage: str | None = None, shape: MoEShape | None = None, *, mode: str | None = None) -> TuneResult:
+def load(
+    storage: str | None = None, shape: MoEShape | None = None, *, mode: str | None = None, key: str | None = None
+) -> TuneResult:
     """The best that a study database holds for a shape, without tuning.
 
     Args:
         storage: URL or file of the study database; None for ``studies/moeopt.db``.
         shape: The layer; may be left away where the database holds one only.
         mode: ``split`` or ``joint``; may be left away where the database holds one only.
+        key: Which of several, as ``moeopt status`` prints it: a driver, Triton or kernel that was replaced
+            has a key of its own.
 
     Raises:
         StorageError: The database cannot be opened.
         InvalidInputError: It holds no such shape, or several things fit.
     """
-    with StudyStore(storage or DEFAULT_STORAGE, create=False) as store:
+    if mode not in (None, *get_args(Mode)):
+        raise InvalidInputError(f"mode {mode!r} is unknown: give 'split' or 'joint'")
+    with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
         found = [
             s
             for s in store.keys()  # noqa: SIM118  (a method of ours, no dict)
-            if (shape is None or s.key.shape == shape) and (mode is None or s.key.mode == mode) and s.trials
+            if (shape is None or s.key.shape == shape)
+            and (mode is None or s.key.mode == mode)
+            and (key is None or s.key.digest == key)
+            and s.trials
         ]
         if not found:
             wanted = shape.slug() if shape else "any shape"
+            wanted += f", {mode} mode" if mode else ""
+            wanted += f", key {key}" if key else ""
             raise InvalidInputError(f"{store.display} holds no results for {wanted}: tune it first")
         if len(found) > 1:
             lines = "; ".join(f"{s.key.title()} | {s.key.mode} | {s.key.digest}" for s in found)
             raise InvalidInputError(
-                f"{store.display} holds {len(found)} results that fit ({lines}): give a shape and a mode, "
-                "or a database that holds one"
+                f"{store.display} holds {len(found)} results that fit ({lines}): give a shape, a mode, "
+                "or a key, which stands last"
             )
         return load_result(store, found[0].key)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from moeopt.errors import InvalidInputError, RecordingError
+from moeopt.kernels import KERNEL_NAMES
+from moeopt.kernels.routing import Routing
 from moeopt.measure.base import Device
 from moeopt.shape import MoEShape
+
+# Ends the key of a routing where weights may stay in L2: these times must not share a study with cold ones.
+WARM_L2: Final = ", warm L2"
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """How a GPU is used; a recording ignores all of it, as its times are what they are.
+    """How a GPU is used. A recording's times are what they are: another kernel or routing is refused for it.
 
     Attributes:
         kernel: ``builtin``, ``sglang``, ``vllm`` or ``auto``.
@@ -39,6 +45,31 @@ class DeviceOptions:
     def __post_init__(self) -> None:
         if self.executor not in ("local", "ray"):
             raise InvalidInputError(f"executor {self.executor!r} is unknown: give 'local' or 'ray'")
+        if self.kernel not in KERNEL_NAMES:
+            raise InvalidInputError(f"kernel {self.kernel!r} is unknown: give one of {', '.join(KERNEL_NAMES)}")
+        if self.workers is not None and self.workers < 1:
+            raise InvalidInputError(f"workers is {self.workers}: give at least 1 compile process")
+        Routing.parse(self.routing)
+
+    @classmethod
+    def as_measured(cls, kernel: str, routing: str, given: str | None = None, **options: Any) -> DeviceOptions:
+        """Options that measure as earlier times were measured.
+
+        Args:
+            kernel: Theirs.
+            routing: Key of theirs, as :class:`~moeopt.measure.base.DeviceInfo` has it.
+            given: The routing that the user names, which a file needs: a key holds its hash, not its path.
+            **options: The others.
+
+        Raises:
+            InvalidInputError: Another routing is given, or a file is needed and none is given.
+        """
+        key = routing.removesuffix(WARM_L2)
+        if key.startswith("file:") and given is None:
+            raise InvalidInputError("these times are of a routing file: give it again with --routing file:PATH")
+        if given is not None and Routing.parse(given).key != key:
+            raise InvalidInputError(f"routing {given!r} was given, and these times are of {key!r}: leave it away")
+        return cls(kernel=kernel, routing=given or key, warm_l2=routing != key, **options)
 
 
 def open_device(
@@ -66,7 +97,7 @@ def open_device(
 
         return open_ray(gpu, shape, options, batch_sizes=batch_sizes)
     if gpu is not None and gpu.startswith("recorded:"):
-        return _recorded(gpu.removeprefix("recorded:"), shape)
+        return _recorded(gpu.removeprefix("recorded:"), shape, options)
     if shape is None:
         raise InvalidInputError("no shape was given: only a recording (--gpu recorded:FILE) stands for its own")
     indices = _cuda_indices(gpu)
@@ -75,7 +106,7 @@ def open_device(
     return open_cuda(shape, indices, options, batch_sizes=batch_sizes)
 
 
-def _recorded(name: str, shape: MoEShape | None) -> Device:
+def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Device:
     from moeopt.measure.recording import RecordedDevice, Recording
     from moeopt.study_file import find_recording
 
@@ -85,7 +116,18 @@ def _recorded(name: str, shape: MoEShape | None) -> Device:
             f"{recording.path} is a recording of {recording.shape.slug()}, and {shape.slug()} was asked for: "
             "leave the shape away, or give a recording of it"
         )
-    return RecordedDevice(recording)
+    device = RecordedDevice(recording)
+    if options.kernel not in ("auto", device.info.kernel):
+        raise RecordingError(
+            f"{recording.path} is a recording of the {device.info.kernel} kernel, and {options.kernel} was asked for: "
+            "leave the kernel away, or give a recording of it"
+        )
+    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != device.info.routing:
+        raise RecordingError(
+            f"{recording.path} is a recording of {device.info.routing} routing, and {options.routing} was asked for: "
+            "leave the routing away, or give a recording of it"
+        )
+    return device
 
 
 def _cuda_indices(gpu: str | None) -> tuple[int, ...] | None:

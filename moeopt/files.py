@@ -15,11 +15,28 @@ def write_file(path: Path, text: str) -> None:
     Raises:
         ExportError: It cannot be written.
     """
+    check_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     except OSError as error:
         raise ExportError(f"{path} cannot be written ({error.strerror or error}): give another path") from None
+
+
+def check_file(path: Path | None) -> None:
+    """Finds out before a long run, not after it, that a file cannot be written.
+
+    Args:
+        path: The file; None where none is wanted.
+
+    Raises:
+        ExportError: It is a directory, or its own directory cannot be made or written.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ExportError(f"{path} cannot be written (it is a directory): give the path of a file")
+    check_writable(path.parent)
 
 
 def check_writable(directory: Path) -> None:

@@ -76,7 +76,7 @@ class GpuSpec:
         if required:
             raise UnknownGpuError(
                 f"GPU {values.get('name')!r} is not in the table and {required[0]!r} is not given: "
-                f"known GPUs are {', '.join(sorted(g.name for g in GPUS.values()))}"
+                f"known GPUs are {', '.join(sorted({g.name for g in GPUS.values()}))}"
             )
         try:
             major, minor = (int(v) for v in values["compute_capability"])
@@ -97,7 +97,7 @@ class GpuSpec:
         spec = GPUS.get(_key(name))
         if spec is None:
             raise UnknownGpuError(
-                f"GPU {name!r} is unknown: known GPUs are {', '.join(sorted(g.name for g in GPUS.values()))}"
+                f"GPU {name!r} is unknown: known GPUs are {', '.join(sorted({g.name for g in GPUS.values()}))}"
             )
         return spec
 

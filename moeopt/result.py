@@ -220,6 +220,17 @@ class TuneResult:
                 raise ExportError("no config was timed for both projections, which vLLM needs: tune with --mode joint")
         return up, down
 
+    def left_out(self, engine: str) -> str:
+        """One line on the tuned batch sizes that an engine's file cannot hold; empty where it holds all."""
+        up, _ = self.configs_for(engine)
+        missing = [m for m in self.batch_sizes if m not in up]
+        if not missing:
+            return ""
+        return (
+            f"no config was timed for both projections at batch size {', '.join(map(str, missing))}, which {engine} "
+            "needs: tune with --mode joint"
+        )
+
     def study(self, role: Role | Literal["joint"], batch_size: int) -> optuna.Study:
         """The Optuna study of one (role, batch size): Optuna's own functions work on it.
 

@@ -18,6 +18,10 @@ DEFAULT_BATCH_SIZES: Final[tuple[int, ...]] = (
 )  # fmt: skip
 
 
+# A forward pass of more tokens is a slip of the pen.
+MAX_BATCH_SIZE: Final = 2**20
+
+
 @dataclass(frozen=True)
 class DTypeSpec:
     """Storage of one quantisation scheme: bits per activation and per weight element."""
@@ -220,4 +224,8 @@ def check_batch_sizes(sizes: object) -> tuple[int, ...]:
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
             raise InvalidInputError(f"batch size {size!r} cannot be: give whole numbers of at least 1")
+        if size > MAX_BATCH_SIZE:
+            raise InvalidInputError(
+                f"batch size {size} is over {MAX_BATCH_SIZE}: no engine runs so many tokens at once"
+            )
     return tuple(sorted(set(sizes)))

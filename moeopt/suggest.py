@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,13 +14,12 @@ from moeopt.costmodel import config_fields, launch_parts, predict_us
 from moeopt.costmodel_fitted import FORMULA
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import export_configs
+from moeopt.export.write import MARKER
 from moeopt.files import write_file
 from moeopt.gpu import GpuSpec
 from moeopt.resources import illegal_reason
 from moeopt.shape import ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig, SearchSpace
-
-MARKER: Final = "UNMEASURED.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +146,5 @@ def write_suggestions(
     write_file(marker, json.dumps(summary, indent=2) + "\n")
     up = {m: s.up for m, s in found.items()}
     down = {m: s.down for m, s in found.items()} if engine == "sglang" else None
-    paths = export_configs(engine, directory, shape, gpu.name, triton_version, up, down, replace=True)
+    paths = export_configs(engine, directory, shape, gpu.name, triton_version, up, down, replace=True, unmeasured=True)
     return [*paths, marker]

@@ -68,8 +68,7 @@ class TuneOptions:
         object.__setattr__(self, "batch_sizes", check_batch_sizes(self.batch_sizes))
         if self.mode not in get_args(Mode):
             raise InvalidInputError(f"mode {self.mode!r} is unknown: give 'split' or 'joint'")
-        if isinstance(self.trials, bool) or not isinstance(self.trials, int) or self.trials <= 0:
-            raise InvalidInputError(f"trials is {self.trials!r}: give a whole number of at least 1")
+        check_trials(self.trials)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise InvalidInputError(f"seed is {self.seed!r}: give a whole number from 0 to 4294967295")
 
@@ -473,8 +472,23 @@ def _describe(part: object) -> str | None:
     return None if part is None else f"{type(part).__module__}.{type(part).__qualname__}"
 
 
-def parse_timeout(text: str | float | None) -> float | None:
+def check_trials(trials: int) -> int:
+    """The number of trials.
+
+    Raises:
+        InvalidInputError: It is no whole number of at least 1.
+    """
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials <= 0:
+        raise InvalidInputError(f"trials is {trials!r}: give a whole number of at least 1")
+    return trials
+
+
+def parse_timeout(text: str | float | None, name: str = "timeout") -> float | None:
     """``90``, ``90s``, ``5m`` or ``1h`` as seconds.
+
+    Args:
+        text: What was given.
+        name: Of the option, for the message.
 
     Raises:
         InvalidInputError: It is something else or not positive.
@@ -486,10 +500,10 @@ def parse_timeout(text: str | float | None) -> float | None:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|)\s*", str(text))
         if not match:
-            raise InvalidInputError(f"timeout is {text!r}: give seconds, or 90s, 5m, 1h")
+            raise InvalidInputError(f"{name} is {text!r}: give seconds, or 90s, 5m, 1h")
         seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
     if not seconds > 0:
-        raise InvalidInputError(f"timeout is {text!r}: give more than 0 seconds")
+        raise InvalidInputError(f"{name} is {text!r}: give more than 0 seconds")
     return seconds
 
 

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from moeopt.cli import build_app
 from moeopt.errors import ExportError
+from moeopt.export.write import MARKER
 from moeopt.gpu import GpuSpec
 from moeopt.kernels.defaults import engine_default
 from moeopt.measure.recording import Recording
 from moeopt.resources import illegal_reason
 from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
-from moeopt.suggest import MARKER, suggest, write_suggestions
+from moeopt.suggest import suggest, write_suggestions
 
 RTX_PRO = GpuSpec.by_name("NVIDIA RTX PRO 6000 Blackwell Server Edition")
 FP8 = MoEShape(257, 9, 6144, 256, "fp8_w8a8", (128, 128), shared_experts=1)

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import typer
 
@@ -46,21 +46,45 @@ def _version_option(
         raise typer.Exit
 
 
+# Whatever copy of click this version of typer stands on.
+_UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
     """Runs the command line. Bad input is one line on stderr and exit status 2."""
     logging.basicConfig(
         level=os.environ.get("MOEOPT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
     )
     try:
-        build_app()()
-    except MoeoptError as error:
+        code = build_app()(prog_name="moeopt", standalone_mode=False)
         sys.stdout.flush()
-        print(f"moeopt: {error}", file=sys.stderr)
-        sys.exit(2)
+    except MoeoptError as error:
+        _refuse(str(error))
+    except _UsageError as error:
+        _refuse(_usage(error))
+    except typer.Abort:
+        sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe went away: nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    sys.stdout.flush()
+    print(f"moeopt: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _usage(error: Any) -> str:
+    """One line for an option or command that the parser refuses; help where nothing was given."""
+    context = error.ctx
+    command = context.command_path if context is not None else "moeopt"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help())
+        sys.exit(2)
+    return f"{error.format_message().rstrip('.')}: see {command} --help"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Annotated
 
@@ -29,10 +30,10 @@ def dashboard(
 
     if not 0 <= port <= 65535:
         raise InvalidInputError(f"--port is {port}: give 0 to 65535")
-    if refresh <= 0:
+    if not 0 < refresh < math.inf:
         raise InvalidInputError(f"--refresh is {refresh:g}: give more than 0 seconds")
     console = Console(highlight=False)
-    with StudyStore(storage or DEFAULT_STORAGE, create=False) as store:
+    with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
         annotate(store, lambda name: console.print(f"notes and plots: {name}", markup=False))
         with serve(store, port, refresh_s=refresh) as address:
             console.print(f"{store.display} at {address} (Ctrl-C ends)", markup=False)

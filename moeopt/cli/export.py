@@ -27,7 +27,7 @@ from moeopt.export import (
 )
 from moeopt.export.ladder import TimeUs
 from moeopt.export.names import check_engine, full_gpu_name
-from moeopt.files import write_file
+from moeopt.files import check_file, write_file
 from moeopt.measure.base import Cell, Device, Job
 from moeopt.result import TuneResult
 from moeopt.shape import Role
@@ -58,9 +58,8 @@ def export(
     block_shape: o.BlockShapeOption = None,
     per_channel: o.PerChannelOption = False,
     group_size: o.GroupSizeOption = None,
-    mode: Annotated[
-        str | None, typer.Option("--mode", help="split or joint, where the storage holds both for the shape.")
-    ] = None,
+    mode: o.ModeOption = None,
+    key: o.KeyOption = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Drop other batch sizes of existing files instead of keeping them.")
     ] = False,
@@ -81,6 +80,9 @@ def export(
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", help="With --ladder: measure there (cuda:0, recorded:FILE) instead of estimating."),
+    ] = None,
+    routing: Annotated[
+        str | None, typer.Option("--routing", help="With --gpu: file:PATH, where the tune was given such a file.")
     ] = None,
     triton: Annotated[
         str | None, typer.Option("--triton", help="Triton version of the server. Default: the one tuned with.")
@@ -103,17 +105,23 @@ def export(
         raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or leave it away")
     if gpu is not None and ladder is None:
         raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
+    check_file(json_path)
+    if routing is not None and gpu is None:
+        raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
     given = o.ShapeOptions(
         model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
         group_size,
     )  # fmt: skip
     shape = given.resolve()[0] if given.given() else None
-    result = load(storage, shape, mode=mode)
+    result = load(storage, shape, mode=mode, key=key)
     console = Console(soft_wrap=True, highlight=False)
     up, down = result.configs_for(engine)
+    left_out = result.left_out(engine)
+    if left_out:
+        console.print(f"note: {left_out}", markup=False)
     rungs: tuple[Rung, ...] = ()
     if ladder:
-        found, how = _ladder(result, storage, gpu, up, down)
+        found, how = _ladder(result, storage, gpu, routing, engine, up, down)
         rungs = found.rungs
         for rung in rungs:
             console.print(
@@ -181,12 +189,19 @@ def _ladder(
     result: TuneResult,
     storage: str | None,
     gpu: str | None,
+    routing: str | None,
+    engine: str,
     up: dict[int, LaunchConfig],
     down: dict[int, LaunchConfig] | None,
 ) -> tuple[Ladder, str]:
     if gpu is None:
         return find_rungs(up, down, _stored_times(result, storage)), "estimated from the timed batch sizes around it"
-    options = DeviceOptions(kernel=result.info.kernel, routing=result.info.routing)
+    recorded = gpu.startswith("recorded:")
+    options = (
+        DeviceOptions()
+        if recorded
+        else DeviceOptions.as_measured(result.info.kernel, result.info.routing, routing, engine=engine)
+    )
     with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
         how = "estimated between the batch sizes of a recording" if device.info.recorded else "measured on the GPU"
         return find_rungs(up, down, _measured_times(device)), how
@@ -197,7 +212,7 @@ def _stored_times(result: TuneResult, storage: str | None) -> TimeUs:
     times: dict[tuple[Role, LaunchConfig], dict[int, float]] = defaultdict(dict)
     joint = False
     if result.key is not None:
-        with StudyStore(storage or DEFAULT_STORAGE, create=False) as store:
+        with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
             cells = next((tuple(s.cells) for s in store.keys() if s.key == result.key), ())  # noqa: SIM118
             for cell, trials in store.load(result.key, cells).items():
                 for measurement in (t.measurement for t in trials):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moeopt.errors import InvalidInputError
+from moeopt.export.names import check_engine
 from moeopt.shape import MoEShape, check_batch_sizes
 
 ModelOption = Annotated[
@@ -41,6 +42,13 @@ StorageOption = Annotated[
     str | None,
     typer.Option("--storage", help="Study database: a URL or a file. Default: studies/moeopt.db", metavar="URL"),
 ]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", help="Which result, where the storage holds several: the key that moeopt status prints."),
+]
+ModeOption = Annotated[
+    str | None, typer.Option("--mode", help="split or joint, where the storage holds both for the shape.")
+]
 BatchSizesOption = Annotated[
     str | None,
     typer.Option("--batch-sizes", help="Batch sizes, such as 1,8,64. Default: the 18 of the published tuners."),
@@ -66,10 +74,8 @@ class ShapeOptions:
     group_size: int | None = None
 
     def given(self) -> bool:
-        """Whether any of them was given."""
-        return self.model is not None or any(
-            v is not None for v in (self.experts, self.top_k, self.hidden, self.intermediate)
-        )
+        """Whether any of them was given; an engine alone says nothing of a shape."""
+        return replace(self, engine=ShapeOptions.engine) != ShapeOptions()
 
     def resolve(self) -> tuple[MoEShape, list[str]]:
         """The shape, and for a model the lines that say which key each number came from.
@@ -77,6 +83,7 @@ class ShapeOptions:
         Raises:
             InvalidInputError: Too little was given, or it does not fit together.
         """
+        check_engine(self.engine)
         if self.model is not None:
             from moeopt.models import shape_from_model
 

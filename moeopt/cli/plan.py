@@ -14,14 +14,15 @@ from rich.console import Console
 
 from moeopt import resources
 from moeopt.cli import options as o
-from moeopt.errors import InvalidInputError
+from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.export import ENGINES, ConfigName, version_directory
-from moeopt.files import write_file
+from moeopt.files import check_file, write_file
 from moeopt.gpu import GpuSpec
 from moeopt.measure.recording import Recording
 from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
 from moeopt.space import SearchSpace
 from moeopt.study_file import StudyFile, find_recording
+from moeopt.tuner import check_trials
 
 GIB = 1024**3
 
@@ -100,7 +101,7 @@ def make_plan(
         configs=len(configs),
         legal=legal,
         trials=trials,
-        memory_bytes=memory_needed(shape, batch_sizes, gpu).total,
+        memory_bytes=memory_needed(shape, batch_sizes, l2_bytes=gpu.l2_bytes).total,
         seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores),
         cores=cores,
         files={engine: _file_names(engine, shape, gpu, triton) for engine in ENGINES},
@@ -145,17 +146,35 @@ def plan(
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
-    shape, lines = (file.shape, []) if file is not None else given.resolve()
+    check_file(json_path)
     tune = dict(file.tune) if file is not None else {}
+    name = gpu or tune.get("gpu")
+    recording = _recording(name, file)
+    shape: MoEShape
+    lines: list[str] = []
+    if file is not None:
+        shape = file.shape
+    elif recording is not None and not given.given():
+        shape = recording.shape
+    else:
+        shape, lines = given.resolve()
+    if recording is not None and recording.shape != shape:
+        raise InvalidInputError(
+            f"{recording.path} is a recording of {recording.shape.slug()}, and {shape.slug()} was asked for: "
+            "leave the shape away, or name a GPU"
+        )
+    sizes = recording.batch_sizes if recording is not None else DEFAULT_BATCH_SIZES
     made = make_plan(
         shape,
-        _gpu(gpu or tune.get("gpu")),
-        o.parse_batch_sizes(batch_sizes) or check_batch_sizes(tune.get("batch_sizes", DEFAULT_BATCH_SIZES)),
+        recording.gpu if recording is not None else _gpu(name),
+        o.parse_batch_sizes(batch_sizes) or check_batch_sizes(tune.get("batch_sizes", sizes)),
         space or tune.get("space", "grid"),
-        trials or tune.get("trials", 24),
+        check_trials(tune.get("trials", 24) if trials is None else trials),
         triton or version("triton"),
     )
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    if recording is not None:
+        console.print(f"{recording.path.name} would be replayed: nothing would be measured on this machine")
     for line in lines:
         console.print(line)
     share = 100 * made.legal / made.configs
@@ -187,6 +206,17 @@ def _gpu(name: str | None) -> GpuSpec:
     kind, _, index = name.partition(":")
     if kind == "cuda" and index.isdigit():
         return GpuSpec.detect(int(index))
-    if kind == "recorded":
-        return Recording.load(find_recording(index)).gpu
     return GpuSpec.by_name(name)
+
+
+def _recording(name: str | None, file: StudyFile | None) -> Recording | None:
+    """The recording that a tune would replay: one that is named, or a study file's where there is no GPU."""
+    if name is not None and name.startswith("recorded:"):
+        return Recording.load(find_recording(name.removeprefix("recorded:")))
+    if name is not None or file is None or file.recording is None:
+        return None
+    try:
+        GpuSpec.detect(0)
+    except DeviceError:
+        return Recording.load(file.recording)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -65,10 +66,14 @@ def record(
     )  # fmt: skip
     if not out.name.endswith(".jsonl.gz"):
         raise InvalidInputError(f"the recording {str(out)!r} must end in .jsonl.gz")
-    if slow_factor <= 1:
+    if out.exists():
+        raise InvalidInputError(f"{out} is there already: move it away, or give another path")
+    if not 1 < slow_factor < math.inf:
         raise InvalidInputError(f"--slow-factor is {slow_factor:g}: give more than 1")
     if sample is not None and sample < 1:
         raise InvalidInputError(f"--sample is {sample}: give at least 1")
+    if study is not None and given.given():
+        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
     shape = StudyFile.load(study).shape if study is not None else given.resolve()[0]
     sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
     console = Console(soft_wrap=True, highlight=False)

@@ -27,11 +27,12 @@ def report(
     block_shape: o.BlockShapeOption = None,
     per_channel: o.PerChannelOption = False,
     group_size: o.GroupSizeOption = None,
-    mode: Annotated[str | None, typer.Option("--mode", help="split or joint.")] = None,
+    mode: o.ModeOption = None,
+    key: o.KeyOption = None,
 ) -> None:
     """Write a self-contained HTML page with plots, from a study database."""
     given = o.ShapeOptions(
         None, "sglang", 1, 1, None, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel, group_size
     )
     shape = given.resolve()[0] if given.given() else None
-    typer.echo(f"wrote {load(storage, shape, mode=mode).report(path)}")
+    typer.echo(f"wrote {load(storage, shape, mode=mode, key=key).report(path)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Annotated
 
@@ -31,11 +32,11 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the studies of a database: trials by state and reason, best so far, time left."""
-    if interval <= 0:
+    if not 0 < interval < math.inf:
         raise InvalidInputError(f"--interval is {interval:g}: give more than 0 seconds")
     if watch and as_json:
         raise InvalidInputError("--watch and --json exclude each other: give one of them")
-    with StudyStore(storage or DEFAULT_STORAGE, create=False) as store:
+    with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
         if as_json:
             found = storage_status(store)
             typer.echo(json.dumps({"storage": store.display, "studies": [one.to_dict() for one in found]}, indent=1))

@@ -16,7 +16,9 @@ from rich.table import Table
 from moeopt.cli import options as o
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import DeviceError, InvalidInputError
-from moeopt.files import check_writable
+from moeopt.export.names import check_engine
+from moeopt.export.write import refuse_unmeasured
+from moeopt.files import check_file, check_writable
 from moeopt.measure.base import Device
 from moeopt.progress import TuneProgress
 from moeopt.result import TuneResult
@@ -88,6 +90,7 @@ def tune(
         model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
         group_size,
     )  # fmt: skip
+    check_engine(engine)
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
@@ -118,13 +121,16 @@ def tune(
         exports = [(file.export_engine, file.export_directory)]
     for _, directory in exports:
         check_writable(directory)
+        refuse_unmeasured(directory)
+    check_file(json_path)
+    check_file(report)
     device_options = DeviceOptions(
         kernel=merged.get("kernel", "auto"),
         engine=exports[0][0] if exports else None,
         routing=merged.get("routing", "uniform"),
         workers=merged.get("workers"),
         warm_l2=warm_l2,
-        wait_idle=parse_timeout(wait_idle) or 0.0,
+        wait_idle=parse_timeout(wait_idle, "--wait-idle") or 0.0,
         executor=executor,
     )
     # Everything that can be refused is looked at before a GPU is touched.
@@ -137,7 +143,7 @@ def tune(
         seed=merged.get("seed", 0),
     )
     with ExitStack() as stack:
-        store = stack.enter_context(StudyStore(merged.get("storage") or DEFAULT_STORAGE))
+        store = stack.enter_context(StudyStore(merged.get("storage", DEFAULT_STORAGE)))
         device = stack.enter_context(_open(merged.get("gpu"), shape, device_options, options, file))
         if not merged.get("batch_sizes") and device.batch_sizes:
             options = replace(options, batch_sizes=device.batch_sizes)
@@ -152,6 +158,9 @@ def tune(
         if result.rows:
             for path in result.export(name, directory):
                 console.print(f"wrote {path}", markup=False)
+            left_out = result.left_out(name)
+            if left_out:
+                console.print(f"note: {left_out}", markup=False)
     if json_path is not None:
         result.write_json(json_path)
     if report is not None:
@@ -208,7 +217,7 @@ def _open(
     except DeviceError:
         if gpu is not None or file is None or file.recording is None or _cuda_present():
             raise
-        return open_device(f"recorded:{file.recording}", shape, device_options)
+        return open_device(f"recorded:{file.recording}", shape, DeviceOptions())
 
 
 def _cuda_present() -> bool:

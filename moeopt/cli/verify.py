@@ -16,9 +16,12 @@ from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
 from moeopt.export.names import check_engine
-from moeopt.files import write_file
+from moeopt.files import check_file, check_writable, write_file
 from moeopt.measure.base import Device
+from moeopt.measure.recording import Recording
+from moeopt.result import TuneResult
 from moeopt.shape import MoEShape
+from moeopt.study_file import find_recording
 from moeopt.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification, default_table, verify
 
 
@@ -48,6 +51,8 @@ def verify_command(
     block_shape: o.BlockShapeOption = None,
     per_channel: o.PerChannelOption = False,
     group_size: o.GroupSizeOption = None,
+    mode: o.ModeOption = None,
+    key: o.KeyOption = None,
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="cuda:0 or recorded:FILE. Default: the first CUDA GPU.")
     ] = None,
@@ -68,22 +73,32 @@ def verify_command(
 ) -> None:
     """Let default, existing and tuned configs take turns, and keep what is better than noise."""
     engine = check_engine(engine)
+    check_file(json_path)
+    if export is not None:
+        check_writable(export)
     given = o.ShapeOptions(
         model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
         group_size,
     )  # fmt: skip
     recorded = (gpu or "").startswith("recorded:")
     shape: MoEShape | None = given.resolve()[0] if given.given() else None
-    if shape is None and not recorded:
-        if tuned is not None:
+    result: TuneResult | None = None
+    if tuned is not None:
+        if storage is not None or mode is not None or key is not None:
+            raise InvalidInputError("--tuned and --storage, --mode or --key exclude each other: give one of them")
+        if shape is None and not recorded:
             raise InvalidInputError("--tuned names files only: give the shape as well, with --model or --experts ...")
-        shape = load(storage).shape
+    else:
+        if shape is None and gpu is not None and recorded:
+            shape = Recording.load(find_recording(gpu.removeprefix("recorded:"))).shape
+        result = load(storage, shape, mode=mode, key=key)
+        shape = result.shape
     sizes = o.parse_batch_sizes(batch_sizes)
     console = Console(soft_wrap=True, highlight=False)
     options = DeviceOptions(kernel=kernel, engine=engine, routing=routing)
     with open_device(gpu, shape, options, batch_sizes=sizes) as device:
         console.print(device.info.source, markup=False)
-        tables = _tables(device, engine, tuned, existing, storage, sizes, triton)
+        tables = _tables(device, engine, tuned, existing, result, sizes, triton)
         outcome = verify(device, tables, passes=passes, minimum_gain=minimum_gain / 100)
         written = []
         if export is not None:
@@ -104,18 +119,21 @@ def _tables(
     engine: str,
     tuned: Path | None,
     existing: Path | None,
-    storage: str | None,
+    result: TuneResult | None,
     sizes: tuple[int, ...] | None,
     triton: str | None,
 ) -> dict[str, dict[int, Row]]:
     """Existing (if given), default, tuned: in the order in which a row may be taken over."""
     version = triton or device.info.triton
-    if tuned is not None:
+    if result is None:
+        assert tuned is not None
         files = import_configs(engine, tuned, device.shape, device.gpu, version)
         keys = tuple(files.up)
+        if sizes is not None:
+            _timed(device, sizes, every=True)
         tuned_table = {m: Row(files.at("up", m), files.at("down", m)) for m in sizes or _timed(device, keys)}
     else:
-        up, down = load(storage, device.shape).configs_for(engine)
+        up, down = result.configs_for(engine)
         wanted = sizes or tuple(up)
         missing = [m for m in wanted if m not in up]
         if missing:
@@ -129,12 +147,15 @@ def _tables(
     return tables
 
 
-def _timed(device: Device, keys: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a file's batch sizes, those that the device can time."""
+def _timed(device: Device, keys: tuple[int, ...], *, every: bool = False) -> tuple[int, ...]:
+    """Of these batch sizes, those that the device can time; an error where it is none, or not ``every`` one."""
     there = device.batch_sizes
     found = tuple(m for m in keys if there is None or m in there)
-    if not found:
-        raise InvalidInputError(f"none of the file's batch sizes is in the recording: it holds {there}")
+    if not found or (every and found != keys):
+        missing = next(m for m in keys if m not in found)
+        raise InvalidInputError(
+            f"batch size {missing} is not in the recording: it holds {', '.join(map(str, there or ()))}"
+        )
     return found
 
 

@@ -31,9 +31,12 @@ def worker(
     ] = None,
     idle: Annotated[str, typer.Option("--idle", help="End when nothing was to do for this long.")] = "60s",
     workers: Annotated[int | None, typer.Option("--workers", help="Compile processes.")] = None,
+    routing: Annotated[
+        str | None, typer.Option("--routing", help="file:PATH, where the tune was given such a file.")
+    ] = None,
 ) -> None:
     """Join a running tune from another GPU or machine: time what it asks for."""
-    idle_s = parse_timeout(idle) or 60.0
+    idle_s = parse_timeout(idle, "--idle") or 60.0
     if storage is None:
         raise InvalidInputError("--storage is missing: give the URL of the database server that the tune was given")
     console = Console(highlight=False)
@@ -41,7 +44,7 @@ def worker(
     with ExitStack() as stack:
         store = stack.enter_context(StudyStore(storage))
         store.require_shared()
-        device = _device(store, gpu, idle_s, DeviceOptions(workers=workers))
+        device = _device(store, gpu, idle_s, DeviceOptions(workers=workers), routing)
         if device is None:
             console.print(f"no tune on such a GPU was found in {store.display}: ended", markup=False)
             return
@@ -56,7 +59,9 @@ def worker(
         console.print(f"{one.timed} timed; nothing came for {idle_s:g} s: ended", markup=False)
 
 
-def _device(store: StudyStore, gpu: str | None, idle_s: float, options: DeviceOptions) -> Device | None:
+def _device(
+    store: StudyStore, gpu: str | None, idle_s: float, options: DeviceOptions, routing: str | None
+) -> Device | None:
     """A recording stands for its shape; a GPU takes that of the tune that it joins."""
     if gpu is not None and gpu.startswith("recorded:"):
         return open_device(gpu, None, options)
@@ -70,7 +75,7 @@ def _device(store: StudyStore, gpu: str | None, idle_s: float, options: DeviceOp
     device = open_device(
         gpu,
         key.shape,
-        DeviceOptions(kernel=key.kernel, routing=key.routing, workers=options.workers),
+        DeviceOptions.as_measured(key.kernel, key.routing, routing, workers=options.workers),
         batch_sizes=batch_sizes,
     )
     here = StudyKey.of(device, key.mode)

@@ -103,6 +103,8 @@ def install_configs(
     engine = check_engine(engine)
     values = os.environ if environment is None else environment
     bundled = bundled_directory(engine, package)
+    if package is not None and bundled is None:
+        raise ExportError(f"{package} is no {engine} package (it has no configs directory): name the directory of one")
     variable = VARIABLES[engine]
     named = values.get(variable)
     if named:

@@ -9,13 +9,16 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export.names import ConfigName, Engine, check_engine, nearest_key, version_directory
 from moeopt.export.read import read_config_file
 from moeopt.shape import DTYPES, ROLES, MoEShape
 from moeopt.space import LaunchConfig
+
+# Marks a directory of suggestions.
+MARKER: Final = "UNMEASURED.json"
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ def export_configs(
     down: Mapping[int, LaunchConfig] | None,
     *,
     replace: bool = False,
+    unmeasured: bool = False,
 ) -> list[Path]:
     """Writes the config files of one shape, or merges them into those that are there.
 
@@ -53,6 +57,7 @@ def export_configs(
         down: Batch size -> config of the down projection, None in joint mode.
         replace: Write only these batch sizes and drop what is in the files. Otherwise other batch
             sizes are kept.
+        unmeasured: These are suggestions of a cost model. Without it a directory of such is refused.
 
     Returns:
         The written paths, up first.
@@ -68,6 +73,8 @@ def export_configs(
         raise ExportError(str(error)) from None
     new_up, new_down = _checked(engine, shape, up, down)
     root = Path(directory)
+    if not unmeasured:
+        refuse_unmeasured(root)
     target = root / "configs" / version_directory(triton_version) if engine == "sglang" else root
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -77,6 +84,15 @@ def export_configs(
         raise ExportError(
             f"{target} cannot be written ({error.strerror or error}): give a directory you can write"
         ) from None
+
+
+def refuse_unmeasured(directory: Path) -> None:
+    """Raises ExportError where a directory holds suggestions: what was measured must not mix with them."""
+    if (directory / MARKER).exists():
+        raise ExportError(
+            f"{directory} holds unmeasured suggestions ({MARKER}), which measured configs must not mix with: "
+            "give another directory"
+        )
 
 
 def _write_pair(

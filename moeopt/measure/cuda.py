@@ -198,6 +198,7 @@ def _spec(monitor: GpuMonitor | None) -> GpuSpec | None:
 def _info(
     gpu: GpuSpec, index: int, kernel: MoEKernel, monitor: GpuMonitor | None, options: DeviceOptions
 ) -> DeviceInfo:
+    from moeopt.devices import WARM_L2
     from moeopt.kernels.routing import Routing
 
     key = kernel.key
@@ -210,8 +211,7 @@ def _info(
         triton=importlib.metadata.version("triton"),
         torch=importlib.metadata.version("torch"),
         driver=monitor.driver if monitor is not None else "",
-        # Times with a warm cache are other times: they must not share a study with cold ones.
-        routing=f"{routing}, warm L2" if options.warm_l2 else routing,
+        routing=routing + WARM_L2 if options.warm_l2 else routing,
     )
 
 

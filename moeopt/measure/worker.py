@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from moeopt.errors import MoeoptError
 from moeopt.measure.base import Cell, Job, Reason
 
 # A result that is further from the reference (relative Frobenius error) is wrong.
@@ -150,9 +151,12 @@ def settled(us: Sequence[float]) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line of bounded length."""
+    """An exception as one line of bounded length; one of ours is a sentence without its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if lines and isinstance(error, MoeoptError):
+        text = lines[0]
+    else:
+        text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
 
