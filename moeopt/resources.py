@@ -44,7 +44,7 @@ def _block_scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
 
 
 def _group_scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
-    """The same for the 16-bit scales of a group-wise scheme: one a column and group of the tile."""
+    """The same for the 16-bit scales of a group-wise scheme: one a column and group of the tile (Triton 3.6)."""
     scales = config.block_size_n * max(1, config.block_size_k // (shape.group_size or config.block_size_k))
     return 2 * scales if scales >= 32 * config.num_warps else 0
 
