@@ -20,6 +20,7 @@ from tests.cli.conftest import Run
 Write = Callable[..., Path]
 SHAPE = ["--experts", "8", "--top-k", "2", "--hidden", "256", "--intermediate", "128"]
 TUNE = ["tune", "--gpu", "recorded:tiny.jsonl.gz", "--trials", "2", "--batch-sizes", "16"]
+MADE: list[bytes] = []
 
 
 @pytest.mark.parametrize(
@@ -65,10 +66,14 @@ def test_one_line_and_nothing_written(
 
 @pytest.fixture
 def tuned(run: Run, tiny_recording: Write, tmp_path: Path) -> None:
-    """A tune of each mode in ``s.db``."""
+    """A tune of each mode in ``s.db``; made once."""
     tiny_recording()
-    for mode in ("split", "joint"):
-        assert run(*TUNE, "--storage", "s.db", "--mode", mode).returncode == 0
+    database = tmp_path / "s.db"
+    if not MADE:
+        for mode in ("split", "joint"):
+            assert run(*TUNE, "--storage", database, "--mode", mode).returncode == 0
+        MADE.append(database.read_bytes())
+    database.write_bytes(MADE[0])
 
 
 @pytest.mark.parametrize(
