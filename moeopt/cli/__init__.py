@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import typer
@@ -55,6 +56,9 @@ def main() -> None:
     logging.basicConfig(
         level=os.environ.get("MOEOPT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
     )
+    # A shell's >&- leaves Python without the stream.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")
     try:
         code = build_app()(prog_name="moeopt", standalone_mode=False)
         sys.stdout.flush()

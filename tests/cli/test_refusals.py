@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -164,3 +166,9 @@ def test_times_of_a_routing_file_need_the_file_again(tmp_path: Path) -> None:
     assert DeviceOptions.as_measured("builtin", "zipf:1.2, warm L2") == DeviceOptions(
         kernel="builtin", routing="zipf:1.2", warm_l2=True
     )
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    command = f"{sys.executable} -m moeopt.cli models >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
