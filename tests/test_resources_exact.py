@@ -63,7 +63,7 @@ def test_exact_against_the_compiler(path: Path) -> None:
         verdicts[(illegal_reason(config, shape, role, gpu, shared=engine) is None, compiled <= limit)] += 1
     assert wrong == []
     assert verdicts[(True, False)] == verdicts[(False, True)] == 0
-    assert sum(verdicts.values()) >= 12
+    assert sum(verdicts.values()) >= 0.9 * len(data["shared"]) > 10
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda p: p.name.split(".")[0])
