@@ -57,8 +57,8 @@ def main() -> None:
         level=os.environ.get("MOEOPT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
     )
     # A shell's >&- leaves Python without the stream.
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")
-    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
         code = build_app()(prog_name="moeopt", standalone_mode=False)
         sys.stdout.flush()
