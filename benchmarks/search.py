@@ -414,7 +414,7 @@ def main(arguments: Sequence[str]) -> None:
     methods = [name for name in METHODS if any(name == a or (a not in METHODS and name.startswith(a)) for a in asked)]
     results = [run_recording(path, methods, given.trials, given.seeds) for path in paths]
     if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+        given.json.write_text(json.dumps(results, indent=1, default=lambda v: v.item()) + "\n")
     if given.plot:
         plot(results, RESULTS / "search-regret.html")
         (RESULTS / "search.json").write_text(json.dumps(results, indent=1) + "\n")

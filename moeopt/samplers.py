@@ -16,7 +16,7 @@ from moeopt.errors import InvalidInputError
 from moeopt.gpu import GpuSpec
 from moeopt.measure.base import Cell
 from moeopt.search.acquisition import Shortlist, sample
-from moeopt.search.failures import chance_to_compile
+from moeopt.search.failures import FAILED_EXCESS, chance_to_compile
 from moeopt.search.features import cell_features, config_features, config_table, squash
 from moeopt.search.landscape import Landscape
 from moeopt.search.prior import make_prior
@@ -136,7 +136,7 @@ class LatticeSampler(BaseSampler):
         free[taken] = False
         if not free.any():  # all have been tried: any may be tried again
             return int(self._rng.integers(len(self._configs)))
-        mean = self._posterior(times)
+        mean = self._posterior(times, failed)
         # The best by mean, and as many at random: what is far from all that is known deserves a look, too.
         open_ = self._rng.permutation(np.flatnonzero(free))
         best = open_[np.argsort(mean[open_], kind="stable")[:_SHORTLIST]]
@@ -159,13 +159,14 @@ class LatticeSampler(BaseSampler):
             shortlist.choose(position)
         return int(configs[int(np.argmax(shortlist.gains()))])
 
-    def _posterior(self, times: Mapping[int, float]) -> Floats:
+    def _posterior(self, times: Mapping[int, float], failed: set[int]) -> Floats:
         """Expected log of each config's time over the best so far."""
         if not times:
             return np.asarray(self._mean - self._mean.min())
-        config = np.array(sorted(times), dtype=np.int64)
-        logs = np.array([times[int(i)] for i in config])
-        value = squash(logs - logs.min()) - self._mean[config]
+        best = min(times.values())
+        excess = {**dict.fromkeys(failed, FAILED_EXCESS), **{i: t - best for i, t in times.items()}}
+        config = np.array(sorted(excess), dtype=np.int64)
+        value = squash(np.array([excess[int(i)] for i in config])) - self._mean[config]
         level = float(value.mean())
         self._model.observe(config, np.zeros(len(config), dtype=np.int64), value - level)
         if len(config) >= self._fitted_at + _FIT_EVERY:

@@ -27,6 +27,7 @@ class Shortlist:
             times the chance that the config compiles).
         current: The best so far in each sample, float64 [samples]; 0 where there is an incumbent.
         quota: How many to pick.
+        kind: No two configs of one kind are picked, int64 [n]; None: each is of its own.
         chosen: Positions in ``configs`` picked so far.
     """
 
@@ -36,12 +37,14 @@ class Shortlist:
     weight: Floats
     current: Floats
     quota: int
+    kind: Ints | None = None
     chosen: list[int] = field(default_factory=list)
 
     def gains(self) -> Floats:
         """Expected improvement by each config on the incumbent and those chosen, float64 [n]; chosen ones -1."""
         out = self.weight * np.maximum(self.current - self.samples, 0.0).mean(axis=1)
-        out[self.chosen] = -1.0
+        kind = self.configs if self.kind is None else self.kind
+        out[np.isin(kind, kind[self.chosen])] = -1.0
         return np.asarray(out)
 
     def choose(self, position: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -11,6 +11,15 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
+
+
+# A config that failed enters the surrogate as slower than the best by this (in the log): just enough that
+# its neighbours lose the allure of the unknown.
+FAILED_EXCESS: Final = 0.1
+# How many successes right here a config counts for of which nothing is known nearby.
+_CALM: Final = 0.3
+# In steps of the lattice: how far a failure or a success speaks for its neighbours.
+_REACH: Final = 1.7
 
 
 def chance_to_compile(features: Floats, configs: Ints, failed: Ints, ran: Ints) -> Floats:
@@ -30,7 +39,7 @@ def chance_to_compile(features: Floats, configs: Ints, failed: Ints, ran: Ints) 
 
     def near(others: Ints) -> Floats:
         squares = ((features[configs][:, None] - features[others]) ** 2).sum(axis=2)
-        return np.asarray(np.exp(-squares / 2).sum(axis=1))
+        return np.asarray(np.exp(-squares / (2 * _REACH**2)).sum(axis=1))
 
     bad, good = near(failed), near(ran)
-    return np.asarray((good + 1.0) / (good + bad + 1.0))
+    return np.asarray((good + _CALM) / (good + bad + _CALM))

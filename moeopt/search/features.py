@@ -21,7 +21,7 @@ _ROLE_NUMBER: Final = {"up": 0.0, "down": 1.0, "joint": 2.0}
 
 # Typical distances over which times change, one per feature: medians of what marginal likelihood
 # gave on recordings. The search starts from them and fits them anew.
-CONFIG_LENGTHS: Final = (2.8, 6.5, 2.3, 30.0, 8.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0)
+CONFIG_LENGTHS: Final = (2.8, 6.5, 2.3, 30.0, 2.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0)
 
 
 _FIELDS: Final = tuple(LaunchConfig.__dataclass_fields__)

@@ -12,7 +12,7 @@ import numpy as np
 from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.pruners import RacingPruner
 from moeopt.search.acquisition import Shortlist, pick, sample
-from moeopt.search.failures import chance_to_compile
+from moeopt.search.failures import FAILED_EXCESS, chance_to_compile
 from moeopt.search.features import cell_features, config_features, config_table, squash
 from moeopt.search.prior import make_prior
 from moeopt.search.race import PrunerRace
@@ -42,8 +42,10 @@ class LatticeOptions:
         samples: Of the surrogate, per config.
         fit_at: Generations before which the hyperparameters are fitted.
         enough: A cell with less expected improvement than this is left alone.
-        roofline: A batch size at this share of its roofline is left alone.
+        roofline: A batch size at this share of its roofline is left alone once little is to be expected.
+        little: What that is, as expected improvement.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
+        tiles_until: Generations in which a cell's picks differ in more than GROUP_SIZE_M.
         portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
     """
 
@@ -58,8 +60,10 @@ class LatticeOptions:
     fit_at: tuple[int, ...] = (1, 3)
     enough: float = 0.0
     roofline: float = 0.98
+    little: float = 0.002
     pool: int = 8000
     portfolio_bonus: float = 0.15
+    tiles_until: int = 4
 
 
 _FIRST_SHARE: Final = 3  # the first generation may use a third of the configs that may be compiled
@@ -116,6 +120,8 @@ class LatticeStrategy(Strategy):
         self._configs = configs
         self._index = {c: i for i, c in enumerate(configs)}
         self._mean: Floats = mean - self.options.portfolio_bonus * first
+        # All but GROUP_SIZE_M, which decides little: what differs in it alone is of one kind.
+        self._tile = np.unique(np.delete(table, 3, axis=1), axis=0, return_inverse=True)[1]
         self._blocks, self._block = np.unique(table[:, 0], return_inverse=True)
         self._model = Surrogate(config_features(table), cell_features(self._cells), parts)
 
@@ -131,7 +137,7 @@ class LatticeStrategy(Strategy):
     def ask(self) -> list[Job]:
         if self._generation >= 2 * self.options.generations:  # failures have used up a second round
             return []
-        quotas = self._quotas()
+        quotas, done = self._quotas(), self._at_roofline()
         self._generation += 1
         if not quotas:
             return []
@@ -139,7 +145,12 @@ class LatticeStrategy(Strategy):
         compiled = {self._index[c] for c in self.ledger.tried() if c in self._index}
         shortlists = self._shortlists(state, quotas, compiled)
         if self._generation > 1:
-            shortlists = [s for s in shortlists if s.gains().max(initial=0.0) >= self.options.enough]
+            shortlists = [
+                s
+                for s in shortlists
+                if s.gains().max(initial=0.0)
+                >= (self.options.little if self._cells[s.cell].batch_size in done else self.options.enough)
+            ]
         left = max(self.options.most_configs, self.options.configs_per_trial * self.problem.trials) - len(compiled)
         rest = max(1, self.options.generations - self._generation + 1)
         share = -(-left // (rest if self._generation > 1 else _FIRST_SHARE))
@@ -158,21 +169,23 @@ class LatticeStrategy(Strategy):
         """How many configs each cell gets in this generation."""
         rest = max(1, self.options.generations - self._generation)
         least = self.options.smallest if self._generation == 0 else 1
-        done = self._at_roofline()
-        left = {i: self.left(cell) for i, cell in enumerate(self._cells) if cell.batch_size not in done}
+        left = {i: self.left(cell) for i, cell in enumerate(self._cells)}
         return {i: min(max(-(-n // rest), least), n) for i, n in left.items() if n > 0}
 
     def _at_roofline(self) -> set[int]:
-        """Batch sizes that cannot get better by more than a few percent."""
-        out = set()
+        """Batch sizes that cannot get better by more than a few percent.
+
+        A roofline is measured with other kernels than these: where one of these is faster, it was too
+        low, and all are raised until none is under it.
+        """
+        shares = {}
         for batch_size, chosen in self.choose().items():
             limits = [self.problem.roofline_us.get(m.job.cell) for m in chosen.values()]
             whole = sum(1 for cell in self._cells if cell.batch_size == batch_size)
             if len(chosen) == whole and all(limits):
-                limit = sum(us for us in limits if us)
-                if sum(m.median_us for m in chosen.values()) * self.options.roofline <= limit:
-                    out.add(batch_size)
-        return out
+                shares[batch_size] = sum(us for us in limits if us) / sum(m.median_us for m in chosen.values())
+        best = max([1.0, *shares.values()])
+        return {batch_size for batch_size, share in shares.items() if share / best >= self.options.roofline}
 
     # -- one generation -------------------------------------------------------------------------------
 
@@ -205,6 +218,7 @@ class LatticeStrategy(Strategy):
                     weight=np.exp(np.minimum(target, 0.0)) * state.share[cell] * state.compiles(configs),
                     current=np.full(self.options.samples, 0.0 if state.begun[cell] else _UNKNOWN),
                     quota=quota,
+                    kind=self._tile[configs] if self._generation <= self.options.tiles_until else configs,
                 )
             )
         return out
@@ -232,6 +246,13 @@ class _State:
                     self.closed[i, s._index[config]] = True
             rows += [(s._index[c], i, us) for c, us in times.items() if c in s._index]
         self._times = rows
+        failed = [
+            (s._index[c], i)
+            for i, cell in enumerate(s._cells)
+            for c, m in sorted(s.ledger.rows(cell).items())
+            if m.status in ("failed", "rejected") and c in s._index and self.begun[i]
+        ]
+        self._failed = np.array(failed, dtype=np.int64).reshape(-1, 2)
         self.mean = s._mean - s._mean.min(axis=1, keepdims=True) if self.empty else self._posterior()
         self._best_per_block()
 
@@ -239,8 +260,10 @@ class _State:
         s = self._s
         config = np.array([r[0] for r in self._times], dtype=np.int64)
         cell = np.array([r[1] for r in self._times], dtype=np.int64)
-        us = np.array([r[2] for r in self._times])
-        value = squash(np.log(us / self.best[cell])) - s._mean[cell, config]
+        excess = np.log(np.array([r[2] for r in self._times]) / self.best[cell])
+        config, cell = np.append(config, self._failed[:, 0]), np.append(cell, self._failed[:, 1])
+        excess = np.append(excess, np.full(len(self._failed), FAILED_EXCESS))
+        value = squash(excess) - s._mean[cell, config]
         counts = np.bincount(cell, minlength=len(s._cells))
         level = np.bincount(cell, value, len(s._cells)) / np.maximum(counts, 1)
         level[counts == 0] = level[counts > 0].mean()

@@ -93,7 +93,7 @@ def greedy_portfolio(
 def engine_portfolio(
     shape: MoEShape, gpu: GpuSpec, batch_sizes: Sequence[int], directories: Iterable[Path] | None = None
 ) -> tuple[LaunchConfig, ...]:
-    """Configs of the engines' own files for the nearest shapes and GPUs, most often used first.
+    """Configs of the engines' own files for the nearest shapes and GPUs: nearest first, of a file the most used first.
 
     A file of the same GPU comes before one of a GPU of the same compute capability, that before any
     other; files of another dtype are not read.
@@ -116,7 +116,7 @@ def engine_portfolio(
                 continue
             if (name.dtype, name.block_shape, name.per_channel) == (asked.dtype, asked.block_shape, asked.per_channel):
                 found.append(((_gpu_distance(name.device, asked.device, gpu), _distance(name, asked)), path.name, path))
-    counts: Counter[LaunchConfig] = Counter()
+    out: dict[LaunchConfig, None] = {}
     for _, _, path in sorted(found)[:_FILES]:
         try:
             configs = read_config_file(path).configs()
@@ -124,8 +124,9 @@ def engine_portfolio(
             log.info("%s is passed over: %s", path.name, error)
             continue
         if configs:
-            counts.update(configs[nearest_key(list(configs), m)] for m in batch_sizes)
-    return tuple(config for config, _ in counts.most_common())
+            counts = Counter(configs[nearest_key(list(configs), m)] for m in batch_sizes)
+            out.update(dict.fromkeys(config for config, _ in counts.most_common()))
+    return tuple(out)
 
 
 def _gpu_distance(device: str, asked: str, gpu: GpuSpec) -> float:

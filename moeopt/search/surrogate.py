@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ROOT3: Final = math.sqrt(3.0)
 _LEVEL: Final = 1.0  # variance of a cell's level: wide, so that the data alone decide on it
-_SPREAD: Final = 0.5  # standard deviation of the prior on every hyperparameter (in logs)
+_SPREAD: Final = 0.25  # standard deviation of the prior on every hyperparameter (in logs)
 
 
 @dataclass

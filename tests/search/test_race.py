@@ -1,0 +1,53 @@
+"""Pruners as judges of a race."""
+
+from __future__ import annotations
+
+import warnings
+
+from optuna.pruners import PercentilePruner, ThresholdPruner
+
+from moeopt.measure.base import Cell, Job, Measurement
+from moeopt.pruners import RacingPruner
+from moeopt.search.ledger import Ledger
+from moeopt.search.race import PrunerRace
+from moeopt.space import LaunchConfig
+
+CELL, OTHER = Cell("up", 8), Cell("down", 8)
+
+
+def job(stages: int, cell: Cell = CELL) -> Job:
+    return Job(cell, LaunchConfig(16, 64, 64, 1, 4, stages))
+
+
+def ok(j: Job, us: float) -> Measurement:
+    return Measurement(j, "ok", us=(us,) * 3)
+
+
+def test_our_own_races_against_the_incumbent_of_the_same_cell() -> None:
+    ledger = Ledger([CELL, OTHER])
+    race = PrunerRace(RacingPruner(), ledger)
+    assert not race.lost(job(2), [1e6]), "nothing to race against"
+    ledger.add([ok(job(3), 10.0)])
+    assert race.lost(job(2), [14.0])
+    assert not race.lost(job(2), [12.0])
+    assert not race.lost(job(2, OTHER), [14.0])
+
+
+def test_a_threshold_sees_microseconds() -> None:
+    race = PrunerRace(ThresholdPruner(upper=50.0), Ledger([CELL]))
+    assert race.lost(job(2), [51.0])
+    assert not race.lost(job(3), [49.0])
+
+
+def test_a_foreign_pruner_learns_from_what_is_told_raced_or_not() -> None:
+    race = PrunerRace(PercentilePruner(50.0, n_startup_trials=3), Ledger([CELL]))
+    race.tell([ok(job(stages), 10.0 + stages) for stages in (2, 3)])  # from a database: never raced
+    assert not race.lost(job(4), [11.0])
+    race.tell([ok(job(4), 11.0)])
+    assert race.lost(job(5), [100.0])
+    race.tell([Measurement(job(5), "raced_out", us=(100.0,))])
+    assert not race.lost(job(6), [9.0])
+    race.tell([Measurement(job(6), "failed")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not race.lost(job(7), [10.0])
