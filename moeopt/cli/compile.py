@@ -41,9 +41,7 @@ def compile_space(
     block_shape: o.BlockShapeOption = None,
     per_channel: o.PerChannelOption = False,
     group_size: o.GroupSizeOption = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
     kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "builtin",
