@@ -169,12 +169,12 @@ def kernel_shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: 
     """Bytes of shared memory of one program.
 
     With fewer bits in the weights than in the activations, the 64-row instruction of compute capability 9 reads one
-    tile of weights converted to 16 bits, and the pipeline holds one tile less of those as stored. Binaries of both
-    kinds for compute capabilities 9.0 and 12.0 need exactly this, up to 512 bytes for scales.
+    tile of weights converted to 16 bits, and the pipeline holds one tile less of those as stored. For weights in groups
+    :func:`moeopt.resources.shared_bytes` counts that already.
     """
     need = resources.shared_bytes(config, shape, role, gpu)
     bits = DTYPES[shape.dtype].weight_bits
-    converts = bits < DTYPES[shape.dtype].activation_bits
+    converts = bits < DTYPES[shape.dtype].activation_bits and shape.group_size is None
     if converts and gpu.compute_capability[0] == 9 and config.block_size_m >= 64:
         need += config.block_size_n * config.block_size_k * (16 - bits) // 8
     return need
