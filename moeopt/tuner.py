@@ -261,7 +261,9 @@ class Tuner:
             kept = tuple(LaunchConfig.from_dict(config) for config in info["portfolio"])
             return _Run(tag, kept, bool(info.get("finished")))
         with self._timed("search"):
-            portfolio = find_portfolio(self.device, self.cells, self.candidates, self._landscapes, self.store)
+            # moeopt's own search learns from the recordings themselves: a list made of them as well counts them twice.
+            recorded = () if options.sampler is None else self._landscapes
+            portfolio = find_portfolio(self.device, self.cells, self.candidates, recorded, self.store)
         run = _Run(tag, tuple(portfolio), False)
         self._save_run(run)
         return run
