@@ -111,7 +111,7 @@ def measure(case: Case, kernel: MoEKernel, gpu: GpuSpec, device: str = "cuda") -
 
     from moeopt.kernels.layer import make_batch, make_layer
     from moeopt.kernels.quant import compute_dtype
-    from moeopt.kernels.reference import reference, relative_error
+    from moeopt.kernels.reference import poison, reference, relative_error
     from moeopt.kernels.routing import Routing
 
     rows, shape = [], case.shape
@@ -124,7 +124,7 @@ def measure(case: Case, kernel: MoEKernel, gpu: GpuSpec, device: str = "cuda") -
             out = torch.empty(expected.shape, dtype=compute_dtype(shape), device=device)
             errors = {}
             for config in legal_configs(kernel, shape, role, gpu):
-                out.fill_(math.nan)
+                poison(out, batch, skips_absent=kernel.skips_absent(shape))
                 kernel.bind(layer, role, batch, config, out)()
                 errors[config] = relative_error(out, expected)
             if errors:

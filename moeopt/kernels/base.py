@@ -90,6 +90,10 @@ class MoEKernel(ABC):
             out: [M * top_k, output rows], written by the launch.
         """
 
+    def skips_absent(self, shape: MoEShape) -> bool:
+        """Whether a launch leaves the rows of pairs whose expert is on another GPU as they are, not zeros."""
+        return False
+
     def space_extras(self, shape: MoEShape, gpu: GpuSpec) -> Sequence[str]:
         """Keys beyond the six that the wide space may use with this kernel (``maxnreg``, ``USE_TMA``)."""
         return ("maxnreg",)

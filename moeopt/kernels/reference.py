@@ -52,6 +52,20 @@ def reference(layer: Layer, role: Role, batch: RoutedBatch, *, dtype: torch.dtyp
     return out
 
 
+def poison(out: Tensor, batch: RoutedBatch, *, skips_absent: bool = False) -> None:
+    """Fills an output with NaN, so that a row that is not written is wrong.
+
+    Args:
+        out: [M * top_k, rows].
+        batch: The tokens that the launch is for.
+        skips_absent: Whether the kernel leaves out pairs of experts on another GPU
+            (:meth:`moeopt.kernels.base.MoEKernel.skips_absent`): their rows get zeros, and have to keep them.
+    """
+    out.fill_(float("nan"))
+    if skips_absent:
+        out[batch.topk_ids.flatten() < 0] = 0.0
+
+
 def relative_error(out: Tensor, ref: Tensor) -> float:
     """How far an output is from the reference: 0 is exact, over :data:`TOLERANCE` is wrong.
 

@@ -4,13 +4,16 @@ By feature, on vLLM 0.11 to 0.33: BLOCK_SIZE_K clamped to the scales' blocks, fe
 tokens are fewer than a tile's rows, no sorting where pairs are few among the experts, operands
 swapped on compute capability 9, grouped weight-only schemes through its wna16 Triton kernel (vLLM
 serves small batches of 4-bit weights with a CUDA kernel instead, which reads no config). With expert
-parallelism, pairs of other ranks' experts get tiles that write zeros, as in vLLM 0.11; later versions
-leave their rows unwritten.
+parallelism, vLLM 0.11 gives pairs of other ranks' experts tiles that write zeros. Later versions leave
+those pairs out of the alignment and their rows unwritten, but for activations that are scaled per
+tensor: such a scale is taken over all rows.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moeopt.gpu import GpuSpec
@@ -59,6 +62,10 @@ class VllmKernel(EngineKernel):
             return f"BLOCK_SIZE_K {config.block_size_k} is launched as {min(shape.block_shape)}: vLLM clamps it"
         return super().illegal_reason(config, shape, role, gpu)
 
+    def skips_absent(self, shape: MoEShape) -> bool:
+        scale_of_all_rows = shape.dtype == "fp8_w8a8" and not shape.per_channel and not shape.block_shape
+        return shape.ep_size > 1 and not scale_of_all_rows and _ignores_absent(self.source.path)
+
     def launch_values(
         self, layer: Layer, role: Role, batch: RoutedBatch, config: LaunchConfig, out: Tensor
     ) -> dict[str, Any]:
@@ -87,7 +94,14 @@ class VllmKernel(EngineKernel):
         # All ranks' experts are aligned here.
         experts = shape.num_experts * shape.ep_size
         rows = aligned_rows(pairs, experts, block_m, few_pairs_rule=unsorted)
-        return align_to(batch.topk_ids, shape.num_experts, block_m, rows)
+        skip = self.skips_absent(shape)
+        return align_to(batch.topk_ids, shape.num_experts, block_m, rows, skip_absent=skip)
+
+
+@functools.cache
+def _ignores_absent(path: Path) -> bool:
+    """Whether this version's launch path asks for an alignment without other ranks' pairs."""
+    return "ignore_invalid_experts" in path.read_text(encoding="utf-8")
 
 
 class _Platform:

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from moeopt.kernels.layer import make_batch, make_layer
-from moeopt.kernels.reference import reference, relative_error
+from moeopt.kernels.reference import poison, reference, relative_error
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.vllm import VllmKernel
 from moeopt.shape import ROLES
@@ -71,9 +71,8 @@ def main() -> None:
             expected = reference(layer, role, batch)
             for tma in (False, True) if kernel.can_use_tma(shape, role) else (False,):
                 config = LaunchConfig(16, 64 if not shape.block_shape else 32, 32, 2, 4, 3, use_tma=tma)
-                out = torch.full(
-                    expected.shape, float("nan"), dtype=torch.float16 if name == "fp16" else torch.bfloat16
-                )
+                out = torch.empty(expected.shape, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
+                poison(out, batch, skips_absent=kernel.skips_absent(shape))
                 kernel.bind(layer, role, batch, config, out)()
                 errors[f"{name} {role}{' tma' * tma}"] = relative_error(out, expected)
     sys.stdout.write(json.dumps(errors) + "\n")

@@ -10,7 +10,7 @@ from moeopt.kernels import get_kernel
 from moeopt.kernels.engine import EngineKernel
 from moeopt.kernels.engine_source import ENGINES, engine_available
 from moeopt.kernels.layer import make_batch, make_layer
-from moeopt.kernels.reference import TOLERANCE, reference, relative_error
+from moeopt.kernels.reference import TOLERANCE, poison, reference, relative_error
 from moeopt.kernels.target import cross_target
 from moeopt.shape import ROLES, MoEShape
 from moeopt.space import LaunchConfig
@@ -69,7 +69,8 @@ def test_against_the_reference(kernel: EngineKernel, name: str, tokens: int) -> 
             for variant in variants:
                 if kernel.illegal_reason(variant, shape, role, gpu):
                     continue
-                out = torch.full_like(expected, float("nan"), dtype=torch.float16 if name == "fp16" else torch.bfloat16)
+                out = torch.empty_like(expected, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
+                poison(out, batch, skips_absent=kernel.skips_absent(shape))
                 kernel.bind(layer, role, batch, variant, out)()
                 assert relative_error(out, expected) < TOLERANCE, (role, variant)
                 ran += 1
