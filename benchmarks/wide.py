@@ -1,128 +1,226 @@
-"""The wide space, tuned here, against the whole grid's optimum from a recording, both timed in turn on this GPU.
+"""A tune of the wide space, and one of the grid, against the optimum of the whole grid: one run, one GPU.
 
-    python -m benchmarks.wide --recording h200-E256-top8-K3072-N256-bf16.jsonl.gz --batch-sizes 1 64 4096
+    python -m benchmarks.wide --shape qwen3.5 --batch-sizes 1 64 4096
 
-The recording holds every config of the grid, measured on a GPU of the same kind with the same kernel.
-Its best split of each batch size, and its best joint config, take turns with what a tune of the wide
-space finds, so that all are measured in one run on one GPU.
+First every legal config of the grid is timed for every batch size, as an exhaustive script would, and the
+best of that walk are timed again in turn. Then the wide space and the grid are tuned, each in a database
+of its own. At last the engine's default, the walk's best joint config and best split, and what the two
+tunes chose take turns. ``--gpu recorded:FILE`` rehearses all that without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import math
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import moeopt
 from benchmarks.gpu_run import RESULTS, machine_facts, table, write_json
+from benchmarks.whole_tune import SHAPES
 from moeopt.devices import DeviceOptions, open_device
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.measure.recording import Recording
+from moeopt.finalists import find_finalists, time_finalists, with_finals
+from moeopt.measure.base import Cell, Device, Job
+from moeopt.result import TuneResult
 from moeopt.search.ledger import Ledger
 from moeopt.shape import ROLES
-from moeopt.study_file import find_recording
-from moeopt.verify import Row, verify
+from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.verify import DEFAULT_PASSES, Row, Verification, default_table, verify
+
+# Best joint configs of the walk that are timed again.
+JOINT_FINALISTS = 3
+# In the walk a config this many times slower than its cell's best is timed by one round only.
+SLOW = 1.3
+DEFAULT, JOINT, SPLIT = "engine's default", "grid's best joint", "grid's best split"
+GRID_TUNE, WIDE_TUNE = "tune of the grid", "tune of wide"
 
 
-def grid_optimum(recording: Recording, batch_size: int) -> tuple[Row, Row]:
-    """The best split and the best joint config of a recording at one batch size."""
-    ledger = Ledger(tuple(Cell(role, batch_size) for role in ROLES))
-    sums = {}
-    for config, row in recording.rows.items():
-        if row.status != "ok":
-            continue
-        measured = [
-            Measurement(Job(Cell(role, batch_size), config), "ok", us=row.roles[role].us[batch_size]) for role in ROLES
-        ]
-        ledger.add(measured)
-        sums[config] = sum(m.median_us for m in measured)
+def walk(device: Device, batch_sizes: tuple[int, ...]) -> tuple[Ledger, dict[str, Any]]:
+    """Times the whole grid; what could be its best is timed again in turn.
+
+    Returns:
+        All times, and how many configs, timings and seconds that were.
+    """
+    start = time.monotonic()
+    cells = tuple(Cell(role, m) for m in batch_sizes for role in ROLES)
+    ledger = Ledger(cells)
+    configs = device.candidates(SearchSpace.grid(device.shape).configs())
+    jobs = [Job(cell, config) for config in configs for cell in cells]
+
+    def slow(job: Job, rounds: Any) -> bool:
+        best = ledger.incumbent(job.cell)
+        return best is not None and statistics.median(rounds) > SLOW * best.median_us
+
+    for measurement in device.measure(jobs, slow):
+        ledger.add([measurement])
+    walked_s = time.monotonic() - start
+    finalists = dict.fromkeys(find_finalists(ledger))
+    for m in batch_sizes:
+        finalists |= dict.fromkeys(
+            Job(Cell(role, m), config) for config in joint_ranking(ledger, m)[:JOINT_FINALISTS] for role in ROLES
+        )
+    finals = time_finalists(device, list(finalists))
+    failed = len(ledger.failed())
+    return with_finals(ledger, finals), {
+        "configs": len(configs),
+        "failed": failed,
+        "timed": sum(len(ledger.timed(cell)) for cell in cells),
+        "timed_again": len(finals),
+        "walk_s": round(walked_s, 2),
+        "again_s": round(time.monotonic() - start - walked_s, 2),
+    }
+
+
+def joint_ranking(ledger: Ledger, batch_size: int) -> list[LaunchConfig]:
+    """Configs timed in full for both projections, the smallest sum first."""
+    up, down = (ledger.full(Cell(role, batch_size)) for role in ROLES)
+    return sorted((c for c in up if c in down), key=lambda c: (up[c].median_us + down[c].median_us, c))
+
+
+def optimum(ledger: Ledger, batch_size: int) -> tuple[Row, Row]:
+    """The best joint config and the best split of a walk."""
     best = ledger.choose()[batch_size]
-    joint = min(sums, key=lambda config: (sums[config], config))
-    return Row(best["up"].job.config, best["down"].job.config), Row(joint, joint)
+    joint = joint_ranking(ledger, batch_size)[0]
+    return Row(joint, joint), Row(best["up"].job.config, best["down"].job.config)
+
+
+def tuned(
+    device: Device, batch_sizes: tuple[int, ...], space: str, trials: int, seed: int
+) -> tuple[TuneResult, dict[str, Any]]:
+    """A tune in a database of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.monotonic()
+        result = moeopt.tune(
+            batch_sizes=batch_sizes,
+            gpu=device,
+            space=space,
+            trials=trials,
+            seed=seed,
+            storage=f"{folder}/{space}.db",
+            progress=False,
+        )
+        facts = {
+            "space": space,
+            "trials": trials,
+            "seconds": round(time.monotonic() - start, 2),
+            "counts": result.counts.to_dict(),
+        }
+    return result, facts
+
+
+def geomeans(verified: Verification, against: str) -> dict[str, float]:
+    """How many times faster each arm is than one of them, over the batch sizes."""
+    out = {}
+    for arm in verified.rows[0].arms:
+        logs = []
+        for row in verified.rows:
+            theirs, mine = row.arm(against).total_us, row.arm(arm.name).total_us
+            if theirs is not None and mine is not None:
+                logs.append(math.log(theirs / mine))
+        if len(logs) == len(verified.rows):
+            out[arm.name] = round(math.exp(statistics.mean(logs)), 4)
+    return out
 
 
 def main() -> None:
     """Runs the comparison, prints and writes it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recording", required=True)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=None)
-    parser.add_argument("--trials", type=int, default=48)
-    parser.add_argument("--space", default="wide")
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3.5")
+    parser.add_argument("--gpu", default="cuda:0")
+    parser.add_argument("--kernel", default="builtin")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 64, 4096])
+    parser.add_argument("--wide-trials", type=int, default=48)
+    parser.add_argument("--grid-trials", type=int, default=24)
+    parser.add_argument("--passes", type=int, default=DEFAULT_PASSES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    recording = Recording.load(find_recording(args.recording))
-    sizes = tuple(args.batch_sizes or recording.batch_sizes)
+    sizes = tuple(sorted(args.batch_sizes))
+    replayed = args.gpu.startswith("recorded:")
+    shape = None if replayed else SHAPES[args.shape][0]
+    options = DeviceOptions(kernel="auto" if replayed else args.kernel)
     start = time.monotonic()
-    options = DeviceOptions(kernel=str(recording.header["kernel"]).partition(" ")[0])
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_device("cuda:0", recording.shape, options, batch_sizes=sizes) as device,
-    ):
-        if device.gpu.name != recording.gpu.name or device.info.kernel_hash != recording.header.get("kernel_hash"):
-            sys.exit(f"the recording is of {recording.gpu.name} and another kernel: record the grid here first")
-        result = moeopt.tune(
-            batch_sizes=sizes,
-            gpu=device,
-            space=args.space,
-            trials=args.trials,
-            seed=args.seed,
-            storage=f"{folder}/wide.db",
-            progress=False,
-        )
-        tuned_s = time.monotonic() - start
-        optimum = {m: grid_optimum(recording, m) for m in sizes}
-        arms = {
-            "grid's best joint": {m: optimum[m][1] for m in sizes},
-            "grid's best split": {m: optimum[m][0] for m in sizes},
-            args.space: {m: Row(row.up.config, row.down.config) for m, row in result.rows.items()},
+    lap = _Lap()
+    with open_device(args.gpu, shape, options, batch_sizes=sizes) as device:
+        lap("device opened")
+        ledger, walked = walk(device, sizes)
+        lap(f"grid walked: {walked}")
+        wide, wide_facts = tuned(device, sizes, "wide", args.wide_trials, args.seed)
+        lap("wide space tuned")
+        grid, grid_facts = tuned(device, sizes, "grid", args.grid_trials, args.seed)
+        lap("grid tuned")
+        best = {m: optimum(ledger, m) for m in sizes}
+        arms: Mapping[str, Mapping[int, Row]] = {
+            DEFAULT: default_table(device, sizes),
+            JOINT: {m: best[m][0] for m in sizes},
+            SPLIT: {m: best[m][1] for m in sizes},
+            GRID_TUNE: {m: Row(row.up.config, row.down.config) for m, row in grid.rows.items()},
+            WIDE_TUNE: {m: Row(row.up.config, row.down.config) for m, row in wide.rows.items()},
         }
-        verified = verify(device, arms)
-    rows, out = [], []
-    for row in verified.rows:
-        us = {name: row.arm(name).total_us for name in arms}
-        joint, split, wide = (us[name] for name in arms)
-        out.append(
-            {"batch_size": row.batch_size, "us": us, "configs": {n: _configs(arms[n][row.batch_size]) for n in arms}}
+        verified = verify(device, arms, passes=args.passes)
+        lap(f"all five in turn, {verified.passes} passes")
+        gpu, info, measured_shape = device.gpu, device.info, device.shape
+    rows = [
+        [
+            str(row.batch_size),
+            *(f"{us:.1f}" if us is not None else "-" for us in (row.arm(name).total_us for name in arms)),
+            *(_ratio(row.arm(SPLIT).total_us, row.arm(name).total_us) for name in (GRID_TUNE, WIDE_TUNE)),
+        ]
+        for row in verified.rows
+    ]
+    print(table(("M", *(f"{name} µs" for name in arms), "split/grid tune", "split/wide tune"), rows))
+    for name in (WIDE_TUNE, SPLIT):
+        for m in sizes:
+            print(f"{name}, M={m}: up {arms[name][m].up}, down {arms[name][m].down}")
+    over = {against: geomeans(verified, against) for against in (DEFAULT, JOINT, SPLIT)}
+    for against, ratios in over.items():
+        print(f"times faster than {against}, geomean: {ratios}")
+    for facts in (wide_facts, grid_facts):
+        counts = facts["counts"]
+        print(
+            f"{facts['space']}: {counts['space']} configs, {counts['measured']} timed, {counts['unique_compiled']} "
+            f"compiled, {facts['seconds']} s"
         )
-        if joint is None or split is None or wide is None:
-            rows.append([str(row.batch_size), *("-" if v is None else f"{v:.1f}" for v in us.values()), "-", "-", "-"])
-            continue
-        chosen = arms[args.space][row.batch_size]
-        rows.append(
-            [
-                str(row.batch_size),
-                *(f"{v:.1f}" for v in (joint, split, wide)),
-                f"{joint / wide:.3f}",
-                f"{split / wide:.3f}",
-                f"{chosen.up} | {chosen.down}",
-            ]
-        )
-    print(table(("M", "joint µs", "split µs", f"{args.space} µs", "over joint", "over split", "configs"), rows))
-    counts = result.counts
-    print(
-        f"{args.space} space: {counts.space} configs, {counts.measured} timed in {tuned_s:.1f} s, "
-        f"{counts.unique_compiled} distinct configs compiled"
-    )
-    path = args.json or RESULTS / f"{args.space}-{recording.shape.slug()}.json"
+    path = args.json or RESULTS / f"wide-{measured_shape.slug()}.json"
     write_json(
         path,
         {
             "benchmark": "wide",
-            "recording": Path(args.recording).name,
-            "machine": machine_facts(device.gpu),
-            "trials": args.trials,
-            "tune_s": round(tuned_s, 2),
-            "counts": counts.to_dict(),
-            "rows": out,
+            "shape": measured_shape.to_dict(),
+            "source": info.source,
+            "kernel": [info.kernel, info.kernel_version, info.kernel_hash],
+            "machine": machine_facts(gpu),
+            "seed": args.seed,
+            "wall_s": round(time.monotonic() - start, 2),
+            "walk": walked,
+            "tunes": [wide_facts, grid_facts],
+            "passes": verified.passes,
+            "disturbed": verified.disturbed,
+            "geomean_faster_than": over,
+            "batch_sizes": verified.to_dict()["batch_sizes"],
         },
     )
 
 
-def _configs(row: Row) -> dict[str, dict[str, int | bool]]:
-    return {role: row.config(role).to_dict() for role in ROLES}
+def _ratio(theirs: float | None, mine: float | None) -> str:
+    return f"{theirs / mine:.3f}" if theirs is not None and mine is not None else "-"
+
+
+class _Lap:
+    """Prints what was done and the seconds since the last time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self, what: str) -> None:
+        now = self._clock()
+        print(f"-- {what}: {now - self._last:.1f} s", flush=True)
+        self._last = now
 
 
 if __name__ == "__main__":
