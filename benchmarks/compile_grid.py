@@ -6,8 +6,9 @@ Writes one file per (kernel, Triton version, compute capability, scheme) that te
 holds the rule of moeopt/resources.py against; what a file holds already is not compiled again. Compiling
 ends where shared memory is allocated, which is 5 to 10 times faster than going on to a binary and gives
 the very number: configs over every GPU's limit, which take the compiler longest, are counted, too.
-GROUP_SIZE_M does not matter and is 1. For SGLang's and vLLM's kernels set MOEOPT_SGLANG_KERNEL and
-MOEOPT_VLLM_KERNEL to an unpacked wheel, or install the engine.
+GROUP_SIZE_M is 1; that it does not matter is seen on a sample of each file, compiled with its other values,
+too. For SGLang's and vLLM's kernels set MOEOPT_SGLANG_KERNEL and MOEOPT_VLLM_KERNEL to an unpacked wheel,
+or install the engine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,18 @@ SHAPES = {
     "int8-group": MoEShape(256, 8, 6144, 256, "int8_w8a16", group_size=128),
     "int4-group": MoEShape(256, 8, 6144, 256, "int4_w4a16", group_size=128),
 }
+
+
+# Tiles of each file that are compiled with every GROUP_SIZE_M.
+GROUP_SAMPLE = 8
+
+
+class PatientPool(CompilePool):
+    """A pool that waits for the slowest: a number is wanted of every tile, on a busy machine, too."""
+
+    @property
+    def deadline_s(self) -> float:
+        return 600.0
 
 
 class Allocated(Exception):  # noqa: N818  (no error: it ends a compile that has gone far enough)
@@ -109,35 +123,61 @@ class SharedOnly(MoEKernel):
         raise NotImplementedError
 
 
+@dataclass
+class Grid:
+    """One file.
+
+    Attributes:
+        shared: By tile and role, the bytes with GROUP_SIZE_M 1, or the compiler's message.
+        groups: The same for other GROUP_SIZE_M, of a sample, by tile, role and GROUP_SIZE_M.
+    """
+
+    shared: dict[str, int | str] = field(default_factory=dict)
+    groups: dict[str, int | str] = field(default_factory=dict)
+
+
 def sweep(
     kernel: MoEKernel, shape: MoEShape, capability: tuple[int, int], out: Path, options: argparse.Namespace
 ) -> None:
     """Compiles what is missing of one file."""
-    tiles = sorted({_tile(c) for c in SearchSpace.grid(shape).configs()})
+    space = SearchSpace.grid(shape)
+    tiles = sorted({_tile(c) for c in space.configs()})
     tasks = [(tile, role) for tile in tiles for role in ROLES]
     random.Random(0).shuffle(tasks)
-    shared: dict[str, int | str] = {}
+    grid = Grid()
     if out.exists():
         old = json.loads(gzip.decompress(out.read_bytes()))
         if old["kernel_hash"] == kernel.key.source_hash:
-            shared = old["shared"]
-    todo = [t for t in tasks[: options.limit] if _name(*t) not in shared]
+            grid = Grid(old["shared"], old.get("groups", {}))
+    todo: list[tuple[dict[str, int | str], str, LaunchConfig, Role]] = []
+    for tile, role in tasks[: options.limit]:
+        if _name(tile, role) not in grid.shared:
+            todo.append((grid.shared, _name(tile, role), LaunchConfig(*tile[:3], 1, *tile[3:]), role))
+    for tile, role in tasks[:GROUP_SAMPLE]:
+        for group in space.values["GROUP_SIZE_M"]:
+            name = f"{_name(tile, role)} {group}"
+            if group != 1 and name not in grid.groups:
+                todo.append((grid.groups, name, LaunchConfig(*tile[:3], int(group), *tile[3:]), role))
     begin = time.monotonic()
-    with CompilePool(SharedOnly(kernel), shape, capability, options.workers, options.cache_dir) as pool:
-        futures = {
-            _name(tile, role): pool.submit(LaunchConfig(*tile[:3], 1, *tile[3:]), role, 64) for tile, role in todo
-        }
-        for done, (name, future) in enumerate(futures.items(), start=1):
+    with PatientPool(SharedOnly(kernel), shape, capability, options.workers, options.cache_dir) as pool:
+        futures = [pool.submit(config, role, 64) for _, _, config, role in todo]
+        for done, ((values, name, _, _), future) in enumerate(zip(todo, futures, strict=True), start=1):
             compiled = future.result()
-            shared[name] = compiled.failure.message if compiled.failure else compiled.resources.shared_bytes
-            if done % 50 == 0 or done == len(futures):
-                _write(out, kernel, shape, capability, len(tasks), shared)
-    failed = sum(isinstance(value, str) for value in shared.values())
+            if compiled.resources is not None:
+                values[name] = compiled.resources.shared_bytes
+            elif compiled.failure is not None:
+                values[name] = compiled.failure.message
+            if done % 25 == 0 or done == len(futures):
+                _write(out, kernel, shape, capability, len(tasks), grid)
+    failed = sum(isinstance(value, str) for value in grid.shared.values())
     seconds = time.monotonic() - begin
-    print(f"{out.name}: {len(shared)} of {len(tasks)}, {failed} failed, {len(todo)} now in {seconds:.0f} s", flush=True)
+    print(
+        f"{out.name}: {len(grid.shared)} of {len(tasks)}, {failed} failed, {len(todo)} now in {seconds:.0f} s",
+        flush=True,
+    )
 
 
-def _write(out: Path, kernel: MoEKernel, shape: MoEShape, capability: tuple[int, int], of: int, shared: Any) -> None:
+def _write(out: Path, kernel: MoEKernel, shape: MoEShape, capability: tuple[int, int], of: int, grid: Grid) -> None:
     content = {
         "kernel": kernel.key.name,
         "kernel_version": kernel.key.version,
@@ -146,7 +186,8 @@ def _write(out: Path, kernel: MoEKernel, shape: MoEShape, capability: tuple[int,
         "shape": shape.to_dict(),
         "capability": list(capability),
         "of": of,
-        "shared": dict(sorted(shared.items())),
+        "shared": dict(sorted(grid.shared.items())),
+        "groups": dict(sorted(grid.groups.items())),
     }
     temporary = out.with_name(f".{out.name}.tmp")
     temporary.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
