@@ -23,24 +23,12 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("compile")(compile_space)
+    app.command("compile")(o.with_shape(compile_space))
 
 
 def compile_space(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
-    model: o.ModelOption = None,
-    engine: o.EngineOption = "sglang",
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
@@ -62,10 +50,6 @@ def compile_space(
     from moeopt.compile.survey import Survey
     from moeopt.kernels import get_kernel
 
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
@@ -74,7 +58,7 @@ def compile_space(
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU to compile for, such as --gpu "NVIDIA H200"')
     target = GpuSpec.by_name(name) if not name.startswith("cuda") else GpuSpec.detect(_index(name))
-    chosen = get_kernel(kernel, engine=engine if kernel == "auto" else None)
+    chosen = get_kernel(kernel, engine=given.engine if kernel == "auto" else None)
     searched = SearchSpace.named(space, shape)
     path = out or Path(f"{target.name.replace(' ', '-')}-{shape.slug()}-{chosen.key.name}-{space}-compiled.jsonl.gz")
     if not path.name.endswith(".jsonl.gz"):

@@ -19,7 +19,7 @@ from moeopt.export.names import check_engine
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("doctor")(doctor)
+    app.command("doctor")(o.with_shape(doctor, without=("engine",)))
 
 
 def doctor(
@@ -32,18 +32,7 @@ def doctor(
     engine: Annotated[
         str | None, typer.Option("--engine", help="sglang or vllm. Default: found out from what is given.")
     ] = None,
-    model: o.ModelOption = None,
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="The server's GPU as torch names it, such as 'NVIDIA H200'.")
     ] = None,
@@ -61,19 +50,16 @@ def doctor(
         checked = engine_of(facts)
     if checked is None and config_dir is not None:
         checked = guess_engine(config_dir)
-    if model is not None and facts is not None:
+    given = replace(given, engine=checked or given.engine)
+    if given.model is not None and facts is not None:
         log_tp, log_ep = parallel_sizes(facts, checked or "sglang")
-        tp, ep = (log_tp if tp == 1 else tp), (log_ep if ep == 1 else ep)
-    given = o.ShapeOptions(
-        model, checked or "sglang", tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape,
-        per_channel, group_size,
-    )  # fmt: skip
+        given = replace(given, tp=log_tp if given.tp == 1 else given.tp, ep=log_ep if given.ep == 1 else given.ep)
     shape, no_shape = None, None
     try:
         shape = given.resolve()[0] if given.given() else None
     except InvalidInputError as error:
         # The kernel does not serve every model; beside a log that is an answer, not bad input.
-        if facts is None or model is None or not model.exists():
+        if facts is None or given.model is None or not given.model.exists():
             raise
         no_shape = Finding("note", "model", str(error))
     answer = diagnose(
@@ -83,7 +69,7 @@ def doctor(
         shape=shape,
         gpu_name=gpu,
         triton_version=triton,
-        model=str(model) if model is not None else None,
+        model=str(given.model) if given.model is not None else None,
     )
     if no_shape is not None:
         answer = replace(answer, findings=(*answer.findings, no_shape))

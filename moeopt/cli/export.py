@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -38,7 +39,7 @@ from moeopt.tuner import DEFAULT_STORAGE
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("export")(export)
+    app.command("export")(o.with_shape(export, without=("engine",)))
 
 
 def export(
@@ -46,18 +47,7 @@ def export(
         str, typer.Argument(help="sglang:DIR or vllm:DIR; with --install only sglang or vllm.", metavar="ENGINE:DIR")
     ],
     storage: o.StorageOption = None,
-    model: o.ModelOption = None,
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     mode: o.ModeOption = None,
     key: o.KeyOption = None,
     replace: Annotated[
@@ -108,10 +98,7 @@ def export(
     check_file(json_path)
     if routing is not None and gpu is None:
         raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
+    given = dataclasses.replace(given, engine=engine)
     shape = given.resolve()[0] if given.given() else None
     result = load(storage, shape, mode=mode, key=key)
     console = Console(soft_wrap=True, highlight=False)
@@ -154,12 +141,12 @@ def export(
             down,
             replace=replace,
             package=engine_dir,
-            model=str(model) if model else None,
+            model=str(given.model) if given.model else None,
         )
         paths, said, start = list(done.paths), done.said, done.start
     else:
         paths = export_configs(engine, directory, result.shape, server_gpu, server_triton, up, down, replace=replace)
-        start = start_line(engine, directory, result.shape, str(model) if model else None)
+        start = start_line(engine, directory, result.shape, str(given.model) if given.model else None)
     for path in paths:
         count = len(read_config_file(path, engine=engine).entries)
         console.print(f"wrote {path} ({count} batch sizes)", markup=False)

@@ -3,56 +3,41 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moeopt.cli import options
+from moeopt.cli import options as o
 from moeopt.errors import InvalidInputError
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
+    app.command("models")(o.with_shape(models, without=("model",)))
 
-    @app.command()
-    def models(
-        model: Annotated[
-            Path | None,
-            typer.Argument(help="A model's directory or config.json. Default: print the table of families."),
-        ] = None,
-        engine: options.EngineOption = "sglang",
-        tp: options.TpOption = 1,
-        ep: options.EpOption = 1,
-        fuse_shared: options.FuseOption = None,
-        experts: options.ExpertsOption = None,
-        top_k: options.TopKOption = None,
-        hidden: options.HiddenOption = None,
-        intermediate: options.IntermediateOption = None,
-        dtype: options.DtypeOption = None,
-        block_shape: options.BlockShapeOption = None,
-        per_channel: options.PerChannelOption = False,
-        group_size: options.GroupSizeOption = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Print the model families that are known, or the shape of one model and the keys it came from."""
-        given = options.ShapeOptions(
-            model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-            group_size,
-        )  # fmt: skip
-        if model is None:
-            if given != options.ShapeOptions():
-                raise InvalidInputError(
-                    "shape options were given without a model: give its config.json as the argument"
-                )
-            _print_families(as_json)
-            return
-        shape, lines = given.resolve()
-        if as_json:
-            typer.echo(json.dumps({"shape": shape.to_dict(), "derivation": lines}, indent=2))
-        else:
-            for line in lines:
-                typer.echo(line)
+
+def models(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A model's directory or config.json. Default: print the table of families."),
+    ] = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the model families that are known, or the shape of one model and the keys it came from."""
+    if model is None:
+        if given != o.NO_SHAPE:
+            raise InvalidInputError("shape options were given without a model: give its config.json as the argument")
+        _print_families(as_json)
+        return
+    shape, lines = replace(given, model=model).resolve()
+    if as_json:
+        typer.echo(json.dumps({"shape": shape.to_dict(), "derivation": lines}, indent=2))
+    else:
+        for line in lines:
+            typer.echo(line)
 
 
 def _print_families(as_json: bool) -> None:

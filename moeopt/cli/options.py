@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,31 +16,6 @@ from moeopt.errors import InvalidInputError
 from moeopt.export.names import check_engine
 from moeopt.shape import MoEShape, check_batch_sizes
 
-ModelOption = Annotated[
-    Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
-]
-EngineOption = Annotated[str, typer.Option("--engine", help="Whose rules give E and N of a model: sglang or vllm.")]
-TpOption = Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")]
-EpOption = Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")]
-FuseOption = Annotated[
-    bool | None,
-    typer.Option("--fuse-shared/--no-fuse-shared", help="Whether the engine fuses shared experts, with --model."),
-]
-ExpertsOption = Annotated[int | None, typer.Option("--experts", help="E: experts on this GPU.")]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Experts per token.")]
-HiddenOption = Annotated[int | None, typer.Option("--hidden", help="K: hidden size.")]
-IntermediateOption = Annotated[
-    int | None, typer.Option("--intermediate", help="N: expert intermediate size on this GPU (after TP).")
-]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option("--dtype", help="bf16, fp16, fp8_w8a8, int8_w8a8, int8_w8a16 or int4_w4a16."),
-]
-BlockShapeOption = Annotated[
-    str | None, typer.Option("--block-shape", help="Block of the scales, such as 128,128.", metavar="N,K")
-]
-PerChannelOption = Annotated[bool, typer.Option("--per-channel", help="Scales per output channel and per token.")]
-GroupSizeOption = Annotated[int | None, typer.Option("--group-size", help="Weights per scale of a weight-only scheme.")]
 StorageOption = Annotated[
     str | None,
     typer.Option("--storage", help="Study database: a URL or a file. Default: studies/moeopt.db", metavar="URL"),
@@ -57,21 +35,36 @@ BatchSizesOption = Annotated[
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """The shape options of a command line, as they were given."""
+    """The shape options of a command line, as they were given; :func:`with_shape` makes options of the fields."""
 
-    model: Path | None = None
-    engine: str = "sglang"
-    tp: int = 1
-    ep: int = 1
-    fuse_shared: bool | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    hidden: int | None = None
-    intermediate: int | None = None
-    dtype: str | None = None
-    block_shape: str | None = None
-    per_channel: bool = False
-    group_size: int | None = None
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
+    ] = None
+    engine: Annotated[str, typer.Option("--engine", help="Whose rules give E and N of a model: sglang or vllm.")] = (
+        "sglang"
+    )
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")] = 1
+    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")] = 1
+    fuse_shared: Annotated[
+        bool | None,
+        typer.Option("--fuse-shared/--no-fuse-shared", help="Whether the engine fuses shared experts, with --model."),
+    ] = None
+    experts: Annotated[int | None, typer.Option("--experts", help="E: experts on this GPU.")] = None
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Experts per token.")] = None
+    hidden: Annotated[int | None, typer.Option("--hidden", help="K: hidden size.")] = None
+    intermediate: Annotated[
+        int | None, typer.Option("--intermediate", help="N: expert intermediate size on this GPU (after TP).")
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="bf16, fp16, fp8_w8a8, int8_w8a8, int8_w8a16 or int4_w4a16.")
+    ] = None
+    block_shape: Annotated[
+        str | None, typer.Option("--block-shape", help="Block of the scales, such as 128,128.", metavar="N,K")
+    ] = None
+    per_channel: Annotated[bool, typer.Option("--per-channel", help="Scales per output channel and per token.")] = False
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", help="Weights per scale of a weight-only scheme.")
+    ] = None
 
     def given(self) -> bool:
         """Whether any of them was given; an engine alone says nothing of a shape."""
@@ -137,6 +130,46 @@ class ShapeOptions:
             "group_size": self.group_size,
         }
         return {k: v for k, v in values.items() if v is not None}
+
+
+NO_SHAPE = ShapeOptions()
+
+
+def with_shape(command: Callable[..., None], *, without: Collection[str] = ()) -> Callable[..., None]:
+    """A command whose parameter ``given`` becomes the shape options, so that no command spells them out.
+
+    Typer reads options from a function's signature: this one has, where ``given`` was, an option for each field
+    of :class:`ShapeOptions` but those in ``without``.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    hints = inspect.get_annotations(ShapeOptions, eval_str=True)
+    names = [field.name for field in fields(ShapeOptions) if field.name not in without]
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "given":
+            parameters += [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=getattr(NO_SHAPE, name),
+                    annotation=hints[name],
+                )
+                for name in names
+            ]
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        command(
+            **{k: v for k, v in values.items() if k not in names}, given=ShapeOptions(**{n: values[n] for n in names})
+        )
+
+    # Set on the function itself: functools.wraps would let inspect and typing look through to the command.
+    del wrapped.__wrapped__
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    return wrapped
 
 
 def parse_block_shape(text: str | None) -> tuple[int, int] | None:

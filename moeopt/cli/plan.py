@@ -29,7 +29,7 @@ GIB = 1024**3
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("plan")(plan)
+    app.command("plan")(o.with_shape(plan))
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,7 @@ def _file_names(engine: str, shape: MoEShape, gpu: GpuSpec, triton: str) -> list
 
 def plan(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
-    model: o.ModelOption = None,
-    engine: o.EngineOption = "sglang",
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[str | None, typer.Option("--gpu", help="A GPU by name, or cuda:0 for the one here.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str | None, typer.Option("--space", help="grid or wide.")] = None,
@@ -139,10 +127,6 @@ def plan(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the plan as JSON.")] = None,
 ) -> None:
     """Say what would be tuned: file names, memory, trials, time, and the share of the space that fits the GPU."""
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")

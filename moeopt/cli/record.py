@@ -21,25 +21,13 @@ from moeopt.study_file import StudyFile
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("record")(record)
+    app.command("record")(o.with_shape(record))
 
 
 def record(
     out: Annotated[Path, typer.Argument(help="The recording to write, ending in .jsonl.gz.")],
     study: Annotated[Path | None, typer.Option("--study", help="Take the shape from a study file.")] = None,
-    model: o.ModelOption = None,
-    engine: o.EngineOption = "sglang",
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[str, typer.Option("--gpu", help="cuda:0 or all.")] = "cuda:0",
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
@@ -60,10 +48,6 @@ def record(
     ] = False,
 ) -> None:
     """Measure a whole space on a GPU and write a recording, which can stand in for the GPU later."""
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
     if not out.name.endswith(".jsonl.gz"):
         raise InvalidInputError(f"the recording {str(out)!r} must end in .jsonl.gz")
     if out.exists():

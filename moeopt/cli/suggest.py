@@ -18,25 +18,13 @@ from moeopt.study_file import StudyFile
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("suggest")(suggest_configs)
+    app.command("suggest")(o.with_shape(suggest_configs))
 
 
 def suggest_configs(
     out: Annotated[Path, typer.Argument(help="A new directory for the config files.")],
     study: Annotated[Path | None, typer.Option("--study", help="Take shape and GPU from a study file.")] = None,
-    model: o.ModelOption = None,
-    engine: o.EngineOption = "sglang",
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU by name; it need not be here.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
@@ -47,10 +35,6 @@ def suggest_configs(
     """Write config files from the cost model, without any GPU. They are marked as unmeasured."""
     from moeopt.suggest import suggest, write_suggestions
 
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
@@ -60,9 +44,9 @@ def suggest_configs(
         raise InvalidInputError('--gpu is missing: name the GPU, such as --gpu "NVIDIA GeForce RTX 5090"')
     target = GpuSpec.by_name(name)
     sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
-    mode: Literal["split", "joint"] = "split" if engine == "sglang" else "joint"
-    found = suggest(shape, target, sizes, space=space, mode=mode, engine=engine)
-    paths = write_suggestions(engine, out, shape, target, triton or version("triton"), found)
+    mode: Literal["split", "joint"] = "split" if given.engine == "sglang" else "joint"
+    found = suggest(shape, target, sizes, space=space, mode=mode, engine=given.engine)
+    paths = write_suggestions(given.engine, out, shape, target, triton or version("triton"), found)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"UNMEASURED: ranked for {target.name} by a cost model; tune on the GPU before you rely on it")
     for m, s in sorted(found.items()):

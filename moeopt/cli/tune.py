@@ -32,24 +32,12 @@ ENGINES = ("sglang", "vllm")
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("tune")(tune)
+    app.command("tune")(o.with_shape(tune))
 
 
 def tune(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
-    model: o.ModelOption = None,
-    engine: o.EngineOption = "sglang",
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="cuda:0, all, or recorded:FILE. Default: the first CUDA GPU.")
     ] = None,
@@ -86,11 +74,7 @@ def tune(
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report.")] = None,
 ) -> None:
     """Find the fastest launch configs for a shape, per batch size, and write the engines' files."""
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
-    check_engine(engine)
+    check_engine(given.engine)
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")

@@ -27,7 +27,7 @@ from moeopt.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification, defau
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("verify")(verify_command)
+    app.command("verify")(o.with_shape(verify_command))
 
 
 def verify_command(
@@ -38,19 +38,7 @@ def verify_command(
         Path | None, typer.Option("--existing", help="Directory with the files that the server reads today.")
     ] = None,
     storage: o.StorageOption = None,
-    model: o.ModelOption = None,
-    engine: o.EngineOption = "sglang",
-    tp: o.TpOption = 1,
-    ep: o.EpOption = 1,
-    fuse_shared: o.FuseOption = None,
-    experts: o.ExpertsOption = None,
-    top_k: o.TopKOption = None,
-    hidden: o.HiddenOption = None,
-    intermediate: o.IntermediateOption = None,
-    dtype: o.DtypeOption = None,
-    block_shape: o.BlockShapeOption = None,
-    per_channel: o.PerChannelOption = False,
-    group_size: o.GroupSizeOption = None,
+    given: o.ShapeOptions = o.NO_SHAPE,
     mode: o.ModeOption = None,
     key: o.KeyOption = None,
     gpu: Annotated[
@@ -72,14 +60,10 @@ def verify_command(
     ] = None,
 ) -> None:
     """Let default, existing and tuned configs take turns, and keep what is better than noise."""
-    engine = check_engine(engine)
+    engine = check_engine(given.engine)
     check_file(json_path)
     if export is not None:
         check_writable(export)
-    given = o.ShapeOptions(
-        model, engine, tp, ep, fuse_shared, experts, top_k, hidden, intermediate, dtype, block_shape, per_channel,
-        group_size,
-    )  # fmt: skip
     recorded = (gpu or "").startswith("recorded:")
     shape: MoEShape | None = given.resolve()[0] if given.given() else None
     result: TuneResult | None = None
