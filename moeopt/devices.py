@@ -93,7 +93,7 @@ def open_device(
         RecordingError: The recording cannot be read, or is of another shape.
     """
     if options.executor == "ray":
-        from moeopt.measure.ray_fleet import open_ray
+        from moeopt.measure.ray_open import open_ray
 
         return open_ray(gpu, shape, options, batch_sizes=batch_sizes)
     if gpu is not None and gpu.startswith("recorded:"):

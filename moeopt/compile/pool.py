@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +58,7 @@ class Compiled:
         failure: Why it failed, or None.
         remembered: Whether the failure is of an earlier run and cost nothing now.
         tensor_core: The tensor-core instruction, where the pool looks for it.
+        files: Where Triton keeps the binary: path by name.
     """
 
     config: LaunchConfig
@@ -67,6 +68,7 @@ class Compiled:
     failure: Failure | None = None
     remembered: bool = False
     tensor_core: TensorCore | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -377,7 +379,10 @@ class CompilePool:
             resources = result.resources
             if resources.compile_s > 0:
                 self.counts.seconds.append(resources.compile_s)
-            compiled = Compiled(task.config, task.role, task.specialisation, resources, tensor_core=result.tensor_core)
+            compiled = Compiled(
+                task.config, task.role, task.specialisation, resources, tensor_core=result.tensor_core,
+                files=result.files,
+            )  # fmt: skip
         task.future.set_result(compiled)
 
     def _start_failed(self, slot: _Slot, error: BaseException) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,12 @@ class Binary:
     Attributes:
         resources: What the compiler said.
         tensor_core: The instruction used, or None where it was not looked for.
+        files: Where Triton keeps it: path by name.
     """
 
     resources: Resources
     tensor_core: TensorCore | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 _setup: Setup | None = None
@@ -82,7 +84,7 @@ def compile_one(setup: Setup, role: Role, batch_size: int, config: LaunchConfig,
         try:
             with _written_files() as files:
                 resources = setup.kernel.compile(setup.shape, role, batch_size, config)
-            binary = Binary(resources, _tensor_core_of(files) if setup.inspect else None)
+            binary = Binary(resources, _tensor_core_of(files) if setup.inspect else None, files)
         except Exception as error:  # noqa: BLE001  (the border of the process: whatever the compiler raises is a value)
             text = f"{type(error).__name__}: {error}"
             os.write(2, f"\n{text}\nafter {time.monotonic() - begin:.1f} s\n".encode())

@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from moeopt.measure.base import Cell, Device, DeviceInfo
 from moeopt.measure.bench import CudaBench
 from moeopt.measure.device import WorkerDevice
 from moeopt.measure.monitor import GpuMonitor, gpu_count
+from moeopt.measure.plan import Compiler
 from moeopt.measure.roofline import Rates, RateStore, rate_key, roofline_us
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
@@ -48,7 +49,8 @@ class CudaDevice(WorkerDevice):
         options: DeviceOptions,
         *,
         batch_sizes: Sequence[int] | None = None,
-        pool: CompilePool | None = None,
+        pool: Compiler | None = None,
+        make_pool: Callable[[MoEShape, GpuSpec, MoEKernel, DeviceOptions], Compiler] | None = None,
         rates: RateStore | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
@@ -68,7 +70,7 @@ class CudaDevice(WorkerDevice):
             kernel = make_kernel()
             kernel.check(shape, gpu)
             if pool is None:
-                pool = make_pool(shape, gpu, kernel, options)
+                pool = (make_pool or local_pool)(shape, gpu, kernel, options)
             info = _info(gpu, index, kernel, monitor, options)
         except BaseException:
             supervisor.close()
@@ -164,7 +166,7 @@ def open_cuda(
         raise
 
 
-def make_pool(shape: MoEShape, gpu: GpuSpec, kernel: MoEKernel, options: DeviceOptions) -> CompilePool:
+def local_pool(shape: MoEShape, gpu: GpuSpec, kernel: MoEKernel, options: DeviceOptions) -> CompilePool:
     """A started compile pool for the GPU."""
     pool = CompilePool(kernel, shape, gpu.compute_capability, workers=options.workers, cache_dir=options.compile_cache)
     pool.start()

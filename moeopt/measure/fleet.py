@@ -60,8 +60,7 @@ class Fleet(Device):
         self.devices = tuple(devices)
         self.shape, self.gpu, self.info = first.shape, first.gpu, first.info
         self.control: tuple[float, ...] | None = None
-        self._owner: dict[int, int] = {}
-        self._load = [0] * len(devices)
+        self._owners = Owners(range(len(devices)))
 
     @property
     def batch_sizes(self) -> tuple[int, ...] | None:
@@ -87,31 +86,13 @@ class Fleet(Device):
         """Times the control config on every GPU.
 
         Returns:
-            Microseconds per GPU.
+            Microseconds per GPU; nothing for recordings, whose times are what they are.
 
         Raises:
             DeviceError: They do not agree, or there is nothing to compare.
         """
         if self.control is None:
-            times: list[float] = []
-            for number, device in enumerate(self.devices):
-                control = getattr(device, "control_us", None)
-                us = control() if control is not None else None
-                if us is None:
-                    raise DeviceError(
-                        f"GPU {number} cannot time the control config, so nothing shows that the GPUs agree: "
-                        "use one of them, with --gpu cuda:N"
-                    )
-                times.append(us)
-            apart = max(times) / min(times) - 1.0
-            if apart > AGREEMENT:
-                listed = ", ".join(f"GPU {i} {us:.1f} µs" for i, us in enumerate(times))
-                raise DeviceError(
-                    f"the GPUs disagree by {100 * apart:.1f} % on the control config ({listed}), "
-                    f"{100 * AGREEMENT:g} % is allowed: their times cannot be mixed, use one with --gpu cuda:N"
-                )
-            log.info("the GPUs agree within %.2f %% on the control config", 100 * apart)
-            self.control = tuple(times)
+            self.control = agreed([control_us(device) for device in self.devices])
         return self.control
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
@@ -121,8 +102,8 @@ class Fleet(Device):
         self.check_agreement()
         shares: list[list[Job]] = [[] for _ in self.devices]
         for job in jobs:
-            shares[self._owner_of(job.cell.batch_size)].append(job)
-        exchange = _Exchange()
+            shares[self._owners.of(job.cell.batch_size)].append(job)
+        exchange = Exchange()
         threads = [
             threading.Thread(target=exchange.work, args=(device, share), name=f"moeopt-gpu{number}", daemon=True)
             for number, (device, share) in enumerate(zip(self.devices, shares, strict=True))
@@ -137,13 +118,6 @@ class Fleet(Device):
             for thread in threads:
                 thread.join(timeout=_JOIN_S)
 
-    def _owner_of(self, batch_size: int) -> int:
-        if batch_size not in self._owner:
-            lightest = min(range(len(self.devices)), key=lambda i: (self._load[i], i))
-            self._owner[batch_size] = lightest
-            self._load[lightest] += batch_size + _FIXED_COST
-        return self._owner[batch_size]
-
     def close(self) -> None:
         for device in self.devices:
             device.close()
@@ -153,17 +127,81 @@ class Fleet(Device):
         return [device.statistics() for device in self.devices if hasattr(device, "statistics")]
 
 
-class _Exchange:
+class Owners:
+    """Which GPU times which batch size: a new one goes to the GPU with the least to do.
+
+    Args:
+        gpus: Their numbers.
+    """
+
+    def __init__(self, gpus: Iterable[int]) -> None:
+        self._owner: dict[int, int] = {}
+        self._load = dict.fromkeys(gpus, 0)
+
+    def of(self, batch_size: int) -> int:
+        """The GPU of a batch size."""
+        if batch_size not in self._owner:
+            lightest = min(self._load, key=lambda gpu: (self._load[gpu], gpu))
+            self._owner[batch_size] = lightest
+            self._load[lightest] += batch_size + _FIXED_COST
+        return self._owner[batch_size]
+
+    def drop(self, gpu: int) -> None:
+        """A GPU is gone: its batch sizes go to the others when they are asked for again."""
+        del self._load[gpu]
+        self._owner = {size: owner for size, owner in self._owner.items() if owner != gpu}
+
+
+def control_us(device: Device) -> float | None:
+    """The device's time of the control config; 0 for a recording, whose times need no comparing.
+
+    None where it should have one and has not.
+    """
+    control = getattr(device, "control_us", None)
+    if control is None:
+        return 0.0 if device.info.recorded else None
+    us: float | None = control()
+    return us
+
+
+def agreed(times: Sequence[float | None]) -> tuple[float, ...]:
+    """The times of the control config, where they may be mixed.
+
+    Raises:
+        DeviceError: They lie further apart than :data:`AGREEMENT`, or one is missing.
+    """
+    found: list[float] = []
+    for number, us in enumerate(times):
+        if us is None:
+            raise DeviceError(
+                f"GPU {number} cannot time the control config, so nothing shows that the GPUs agree: "
+                "use one of them, with --gpu cuda:N"
+            )
+        found.append(us)
+    if not any(found):
+        return ()
+    apart = max(found) / min(found) - 1.0
+    if apart > AGREEMENT:
+        listed = ", ".join(f"GPU {i} {us:.1f} µs" for i, us in enumerate(found))
+        raise DeviceError(
+            f"the GPUs disagree by {100 * apart:.1f} % on the control config ({listed}), "
+            f"{100 * AGREEMENT:g} % is allowed: their times cannot be mixed, use one with --gpu cuda:N"
+        )
+    log.info("the GPUs agree within %.2f %% on the control config", 100 * apart)
+    return tuple(found)
+
+
+class Exchange:
     """Carries results and questions from the devices' threads to the calling one."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
-    def work(self, device: Device, jobs: Sequence[Job]) -> None:
-        """Runs in a device's thread."""
+    def work(self, device: Device, jobs: Sequence[Job], *, raced: bool = True) -> None:
+        """Runs in a device's thread; without ``raced`` no question is asked."""
         try:
-            with contextlib.closing(device.measure(jobs, self._ask)) as results:
+            with contextlib.closing(device.measure(jobs, self._ask if raced else self._stop)) as results:
                 for measurement in results:
                     if self._stopped.is_set():
                         break
@@ -172,6 +210,9 @@ class _Exchange:
             self._inbox.put(("error", error, None))
         else:
             self._inbox.put(("end", None, None))
+
+    def _stop(self, job: Job, rounds: Sequence[float]) -> bool:
+        return self._stopped.is_set()
 
     def _ask(self, job: Job, rounds: Sequence[float]) -> bool:
         if self._stopped.is_set():
@@ -183,18 +224,24 @@ class _Exchange:
                 return answer.get(timeout=_ANSWER_S)
         return True
 
+    def messages(self, threads: int = 1) -> Generator[tuple[str, Any, Any]]:
+        """What the threads say, until all have ended: ``result``, ``race`` with where to put the answer, ``error``."""
+        while threads:
+            message = self._inbox.get()
+            if message[0] == "end":
+                threads -= 1
+            else:
+                yield message
+
     def results(self, race: Race, threads: int) -> Generator[Measurement, None, None]:
         """Runs in the calling thread until all others have ended."""
-        while threads:
-            kind, value, answer = self._inbox.get()
+        for kind, value, answer in self.messages(threads):
             if kind == "race":
                 answer.put(race(*value))
             elif kind == "result":
                 yield value
-            elif kind == "error":
-                raise value
             else:
-                threads -= 1
+                raise value
 
     def stop(self) -> None:
         """Lets every thread end: no question waits for an answer."""

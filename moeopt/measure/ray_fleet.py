@@ -2,58 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
-from collections import defaultdict, deque
+import queue
+import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
 from moeopt.errors import DeviceError, InvalidInputError, MoeoptError
 from moeopt.measure.base import Cell, Device, Job, Measurement, Race, never_stop
+from moeopt.measure.fleet import Exchange, Owners, agreed, control_us
 from moeopt.shape import MoEShape, Role
 from moeopt.space import LaunchConfig
 
-if TYPE_CHECKING:
-    from moeopt.devices import DeviceOptions
-
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
-# Jobs that an actor is given at a time: while it times them, results of the last ones are told.
-_CHUNK: Final = 8
 _START_S: Final = 300.0
+_GONE: Final = "all GPUs of the Ray cluster are gone: start it again and run the same command"
 
 
-class _GpuActor:
-    """Runs in the cluster: holds the device of one GPU."""
+class GpuActor:
+    """Runs in the cluster: holds the device of one GPU.
+
+    :meth:`measure` says results and the race's questions as they come; :meth:`answer` and :meth:`stop`
+    are called meanwhile, from another thread of the actor.
+    """
 
     def __init__(self, make: Callable[[], Device]) -> None:
         self._device = make()
+        self._exchange = Exchange()
+        self._questions: dict[int, queue.SimpleQueue[bool]] = {}
+        self._numbers = itertools.count()
+        self._stopped = -1
 
     def call(self, what: Callable[[Device], Any]) -> Any:
         """Something that the device answers."""
         return what(self._device)
 
-    def measure(self, jobs: Sequence[Job]) -> list[Measurement]:
-        """Times jobs in full; the race is run where its incumbents are."""
-        return list(self._device.measure(jobs))
+    def measure(self, batch: int, jobs: Sequence[Job], raced: bool) -> Generator[tuple[str, Any]]:
+        """Times jobs; says ``result``, ``error``, and ``race`` with a number where the race is to be asked."""
+        exchange = self._exchange = Exchange()
+        self._questions = {}
+        if batch <= self._stopped:
+            return
+        thread = threading.Thread(target=exchange.work, args=(self._device, jobs), kwargs={"raced": raced}, daemon=True)
+        thread.start()
+        try:
+            for kind, value, answer in exchange.messages():
+                if kind == "race":
+                    number = next(self._numbers)
+                    self._questions[number] = answer
+                    yield kind, (number, *value)
+                else:
+                    yield kind, value
+                if kind == "error":
+                    return
+        finally:
+            exchange.stop()
+            thread.join()
+
+    def answer(self, number: int, lost: bool) -> None:
+        """The race's answer to a question."""
+        question = self._questions.pop(number, None)
+        if question is not None:
+            question.put(lost)
+
+    def stop(self, batch: int) -> None:
+        """Ends what is being measured, and what waits, of this batch."""
+        self._stopped = batch
+        self._exchange.stop()
+
+    def close(self) -> None:
+        """Ends the device's processes."""
+        self._exchange.stop()
+        self._device.close()
 
 
 @dataclass
 class _Member:
-    """One actor, and what it has been given."""
+    """One actor, and what it has been given and not answered."""
 
+    number: int
     handle: Any
-    waiting: deque[Job] = field(default_factory=deque)
-    running: list[Job] = field(default_factory=list)
+    jobs: dict[Job, None] = field(default_factory=dict)
 
 
 class RayFleet(Device):
     """Shares jobs out over the actors of a Ray cluster, whole batch sizes at a time.
 
-    Jobs of an actor that dies with its node go to the others. The race is run on what comes back: its
-    outcome is that of a local device, but a loser has cost its full time.
+    All that :class:`~moeopt.measure.fleet.Fleet` does on one machine, and jobs of an actor that dies with
+    its node go to the others.
     """
 
     def __init__(
@@ -75,23 +116,30 @@ class RayFleet(Device):
             runtime_env: Of the actors.
 
         Raises:
-            DeviceError: Ray cannot be reached, or no actor could open its device.
+            DeviceError: Ray cannot be reached, no actor could open its device, or the GPUs differ.
         """
-        self._ray = ray = _import_ray()
-        _connect(ray, address)
-        actor = ray.remote(_GpuActor).options(
+        self._ray = ray = import_ray()
+        connect(ray, address)
+        actor = ray.remote(concurrency_groups={"measure": 1, "answer": 1})(GpuActor).options(
+            # A GPU is what is scarce on its machine; elsewhere a core stands for it.
             num_cpus=0 if num_gpus else 1,
             num_gpus=num_gpus,
             scheduling_strategy="SPREAD",
             max_restarts=0,
             runtime_env=runtime_env,
         )
-        self._members = [_Member(actor.remote(make)) for _ in range(count)]
-        self._owner: dict[int, _Member] = {}
-        first = self._opened()
+        self._members = [_Member(number, actor.remote(make)) for number in range(count)]
+        self._batch = 0
+        try:
+            first = self._opened()
+            self._batch_sizes = self._ask(_Attribute("batch_sizes"))
+        except BaseException:
+            self.close()
+            raise
         self.shape, self.gpu = first.shape, first.gpu
         self.info = replace(first.info, source=f"{len(self._members)} GPUs of a Ray cluster; {first.info.source}")
-        self._batch_sizes = self._ask(_batch_sizes)
+        self._owners = Owners(member.number for member in self._members)
+        self.control: tuple[float, ...] | None = None
 
     def _opened(self) -> _Facts:
         """Waits for the actors; those that cannot open their device are left out."""
@@ -102,6 +150,7 @@ class RayFleet(Device):
                 facts.append(self._ray.get(member.handle.call.remote(_facts), timeout=_START_S))
             except (self._ray.exceptions.RayError, MoeoptError) as error:
                 errors.append(str(getattr(error, "cause", None) or error).splitlines()[-1])
+                self._ray.kill(member.handle)
                 self._members.remove(member)
         if not facts:
             raise DeviceError(f"no GPU of the Ray cluster could be opened: {errors[0] if errors else 'it has none'}")
@@ -112,22 +161,20 @@ class RayFleet(Device):
             raise DeviceError(f"the Ray cluster's GPUs or kernels differ ({names}): give it machines of one kind")
         return facts[0]
 
-    def _ask(self, what: Callable[[Device], _T]) -> _T:
+    def _ask(self, what: Callable[[Device], Any]) -> Any:
         """The answer of the first actor that lives."""
-        while True:
-            member = self._members[0] if self._members else None
-            if member is None:
-                raise DeviceError("all GPUs of the Ray cluster are gone: start it again and run the same command")
+        while self._members:
+            member = self._members[0]
             try:
-                answer: _T = self._ray.get(member.handle.call.remote(what))
+                return self._ray.get(member.handle.call.remote(what))
             except self._ray.exceptions.RayActorError:
                 self._bury(member)
-            else:
-                return answer
+        raise DeviceError(_GONE)
 
     @property
     def batch_sizes(self) -> tuple[int, ...] | None:
-        return self._batch_sizes
+        sizes: tuple[int, ...] | None = self._batch_sizes
+        return sizes
 
     def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
         fitting: list[LaunchConfig] = self._ask(_Call("candidates", (list(configs),)))
@@ -150,59 +197,96 @@ class RayFleet(Device):
         for member in self._members:
             member.handle.call.remote(_Call("hint", (hinted,)))
 
-    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
-        """Times jobs on all GPUs.
+    def check_agreement(self) -> tuple[float, ...]:
+        """Times the control config on every GPU.
+
+        Returns:
+            Microseconds per GPU; nothing for recordings, whose times are what they are.
 
         Raises:
-            DeviceError: All of them are gone.
+            DeviceError: They do not agree, or there is nothing to compare.
         """
-        for member in self._members:  # what an earlier call that was closed had left
-            member.waiting.clear()
-            member.running = []
-        self._share_out(jobs)
-        running: dict[Any, _Member] = {}
-        while True:
-            for member in self._members:
-                if member.waiting and not member.running:
-                    member.running = [member.waiting.popleft() for _ in range(min(_CHUNK, len(member.waiting)))]
-                    running[member.handle.measure.remote(member.running)] = member
-            if not running:
-                return
-            (done, *_), _ = self._ray.wait(list(running))
-            member = running.pop(done)
-            try:
-                results: list[Measurement] = self._ray.get(done)
-            except self._ray.exceptions.RayActorError:
-                lost = [*member.running, *member.waiting]
-                self._bury(member)
-                self._share_out(lost)
-                continue
-            member.running = []
-            for measurement in results:
-                yield _raced(measurement, race)
+        if self.control is None:
+            asked = [(member, member.handle.call.remote(control_us)) for member in self._members]
+            times = []
+            for member, answer in asked:
+                try:
+                    times.append(self._ray.get(answer))
+                except self._ray.exceptions.RayActorError:
+                    self._bury(member)
+            self.control = agreed(times)
+        return self.control
 
-    def _share_out(self, jobs: Sequence[Job]) -> None:
-        """Gives each batch size to one GPU, so that what is compared is timed on the same."""
-        if not self._members and jobs:
-            raise DeviceError("all GPUs of the Ray cluster are gone: start it again and run the same command")
-        by_size: defaultdict[int, list[Job]] = defaultdict(list)
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
+        """Times each share on its GPU at once; ``race`` is called in the calling thread.
+
+        Raises:
+            DeviceError: All GPUs are gone, or one of them says that it cannot go on.
+        """
+        if not jobs:
+            return
+        self.check_agreement()
+        self._batch += 1
+        for member in self._members:
+            member.jobs.clear()
+        raced = race is not never_stop
+        streams: dict[Any, _Member] = {}
+        try:
+            self._begin(streams, jobs, raced)
+            while streams:
+                (stream, *_), _ = self._ray.wait(list(streams), fetch_local=False)
+                member = streams[stream]
+                try:
+                    kind, value = self._ray.get(next(stream))
+                except StopIteration:
+                    del streams[stream]
+                    continue
+                except self._ray.exceptions.RayActorError:
+                    for one in [s for s, m in streams.items() if m is member]:
+                        del streams[one]
+                    self._bury(member)
+                    self._begin(streams, list(member.jobs), raced)
+                    continue
+                if kind == "race":
+                    number, job, rounds = value
+                    member.handle.answer.options(concurrency_group="answer").remote(number, race(job, rounds))
+                elif kind == "error":
+                    raise value
+                else:
+                    del member.jobs[value.job]
+                    yield value
+        finally:
+            for member in streams.values():
+                # Its next batch waits until this one has ended.
+                member.handle.stop.options(concurrency_group="answer").remote(self._batch)
+
+    def _begin(self, streams: dict[Any, _Member], jobs: Sequence[Job], raced: bool) -> None:
+        """Gives jobs to the GPUs of their batch sizes, so that what is compared is timed on the same."""
+        if jobs and not self._members:
+            raise DeviceError(_GONE)
+        by_number = {member.number: member for member in self._members}
+        shares: dict[int, list[Job]] = {}
         for job in jobs:
-            by_size[job.cell.batch_size].append(job)
-        for size, some in by_size.items():
-            if self._owner.get(size) not in self._members:
-                owned = {id(m): sum(o is m for o in self._owner.values()) for m in self._members}
-                self._owner[size] = min(self._members, key=lambda m: owned[id(m)])
-            self._owner[size].waiting.extend(some)
+            shares.setdefault(self._owners.of(job.cell.batch_size), []).append(job)
+        for number, share in shares.items():
+            member = by_number[number]
+            member.jobs.update(dict.fromkeys(share))
+            measure = member.handle.measure.options(num_returns="streaming", concurrency_group="measure")
+            streams[measure.remote(self._batch, share, raced)] = member
 
     def _bury(self, member: _Member) -> None:
-        log.warning("a GPU of the Ray cluster is gone: the other %d take its work", len(self._members) - 1)
         self._members = [one for one in self._members if one is not member]
+        self._owners.drop(member.number)
+        log.warning("a GPU of the Ray cluster is gone: the other %d take its work", len(self._members))
 
     def close(self) -> None:
-        """Ends the actors; the cluster goes on."""
-        for member in self._members:
+        """Ends the actors and their processes; the cluster goes on."""
+        members, self._members = self._members, []
+        closing = [member.handle.close.options(concurrency_group="answer").remote() for member in members]
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.wait(closing, num_returns=len(closing), timeout=10.0) if closing else None
+        for member in members:
             self._ray.kill(member.handle)
-        self._members = []
 
 
 @dataclass(frozen=True)
@@ -216,8 +300,14 @@ def _facts(device: Device) -> _Facts:
     return _Facts(device.shape, device.gpu, device.info)
 
 
-def _batch_sizes(device: Device) -> tuple[int, ...] | None:
-    return device.batch_sizes
+@dataclass(frozen=True)
+class _Attribute:
+    """An attribute that is asked for in an actor."""
+
+    name: str
+
+    def __call__(self, device: Device) -> Any:
+        return getattr(device, self.name)
 
 
 @dataclass(frozen=True)
@@ -231,17 +321,12 @@ class _Call:
         return getattr(device, self.name)(*self.args)
 
 
-def _raced(measurement: Measurement, race: Race) -> Measurement:
-    """What a device would have answered that asks the race after each round."""
-    if measurement.status != "ok":
-        return measurement
-    for rounds in range(1, len(measurement.us) + 1):
-        if race(measurement.job, measurement.us[:rounds]):
-            return replace(measurement, status="raced_out", us=measurement.us[:rounds])
-    return measurement
+def import_ray() -> Any:
+    """Ray.
 
-
-def _import_ray() -> Any:
+    Raises:
+        InvalidInputError: It is not installed.
+    """
     try:
         import ray
         import ray.exceptions
@@ -250,7 +335,12 @@ def _import_ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str | None) -> None:
+def connect(ray: Any, address: str | None) -> None:
+    """Joins a cluster, or starts one of this machine; does nothing where that was done.
+
+    Raises:
+        DeviceError: It cannot be reached.
+    """
     if ray.is_initialized():
         return
     try:
@@ -259,48 +349,3 @@ def _connect(ray: Any, address: str | None) -> None:
         raise DeviceError(
             f"cannot reach the Ray cluster ({str(error).splitlines()[0]}): start it, or set RAY_ADDRESS"
         ) from None
-
-
-def open_ray(
-    gpu: str | None, shape: MoEShape | None, options: DeviceOptions, *, batch_sizes: tuple[int, ...] | None
-) -> RayFleet:
-    """A device on all GPUs of a Ray cluster, or with a recording on all its nodes.
-
-    Args:
-        gpu: ``recorded:FILE``, or anything that stands for CUDA GPUs: the cluster says how many.
-        shape: The layer; a recording stands for its own.
-        options: How each GPU is used.
-        batch_sizes: What will be timed.
-
-    Raises:
-        DeviceError: The cluster cannot be reached or has no GPU.
-    """
-    import functools
-
-    from moeopt.devices import open_device
-
-    ray = _import_ray()
-    _connect(ray, None)
-    local = replace(options, executor="local")
-    if gpu is not None and gpu.startswith("recorded:"):
-        device = open_device(gpu, shape, local)
-        nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        return RayFleet(functools.partial(_same, device), nodes)
-    count = int(ray.cluster_resources().get("GPU", 0))
-    if count == 0:
-        raise DeviceError("the Ray cluster has no GPU: start its nodes where CUDA GPUs are, or give recorded:FILE")
-    # The driver's numbers, not those within CUDA_VISIBLE_DEVICES, are what clocks and memory are read by.
-    env = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
-    make = functools.partial(_open_own_gpu, shape, local, batch_sizes)
-    return RayFleet(make, count, num_gpus=1, runtime_env=env)
-
-
-def _open_own_gpu(shape: MoEShape | None, options: DeviceOptions, batch_sizes: tuple[int, ...] | None) -> Device:
-    from moeopt.devices import open_device
-
-    (index,) = _import_ray().get_runtime_context().get_accelerator_ids()["GPU"]
-    return open_device(f"cuda:{index}", shape, options, batch_sizes=batch_sizes)
-
-
-def _same(device: Device) -> Device:
-    return device
