@@ -31,7 +31,8 @@ __all__ = ["StoredTrial", "StudyKey", "StudyStore", "StudySummary", "TrialWriter
 
 _log = logging.getLogger(__name__)
 _SWEPT: Final = "left RUNNING by a process that ended"
-# In a shared database a RUNNING row may be alive; none of ours is ever RUNNING.
+# None of our rows is ever RUNNING: work that is under way is a claim (storage/claims.py), which goes back in seconds.
+# One of plain Optuna's in a shared database may be alive, unless its heartbeat says otherwise.
 _STALE_S: Final = 3600.0
 
 
@@ -115,7 +116,8 @@ class StudyStore:
         """All finished trials of these cells, oldest first, as exactly as they were stored.
 
         Studies that are not there are created. Trials that were left RUNNING are failed, with a reason:
-        in a file when the key is locked, on a server when they are an hour old.
+        where their heartbeat has been silent for a minute; without a heartbeat in a file when the key is
+        locked, and on a server when they are an hour old.
 
         Raises:
             StorageError: The database went away, or a study of this name is of another key.

@@ -68,7 +68,12 @@ class Backend(ABC):
 
     @abstractmethod
     def sweep(self, study_ids: Sequence[int], older_than_s: float, reason: str) -> int:
-        """Fails trials that have been RUNNING for longer; returns how many."""
+        """Fails trials that were left RUNNING; returns how many.
+
+        Of a trial with a heartbeat (Optuna's ``heartbeat_interval``) that tells: it is failed once it is
+        silent, and left alone as long as it beats. One without is failed where it has been RUNNING for
+        ``older_than_s`` seconds.
+        """
 
     @abstractmethod
     def close(self) -> None:

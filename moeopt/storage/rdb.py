@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from optuna.distributions import distribution_to_json
 from optuna.storages import RDBStorage
@@ -47,7 +47,10 @@ _PARAMS: Table = models.TrialParamModel.__table__
 _VALUES: Table = models.TrialValueModel.__table__
 _ROUNDS: Table = models.TrialIntermediateValueModel.__table__
 _ATTRS: Table = models.TrialUserAttributeModel.__table__
+_HEARTBEATS: Table = models.TrialHeartbeatModel.__table__
 _SYSTEM_ATTRS: Table = models.TrialSystemAttributeModel.__table__
+# A process that says that it lives every few seconds, as Optuna's can, is dead after so many without a word.
+SILENT_S: Final = 60.0
 _FINITE = models.TrialValueModel.TrialValueType.FINITE
 _FINITE_ROUND = models.TrialIntermediateValueModel.TrialIntermediateValueType.FINITE
 # An attribute as the rows that hold it: (key, value, keys that are there) -> rows.
@@ -265,16 +268,21 @@ class RdbBackend(Backend):
         return out
 
     def sweep(self, study_ids: Sequence[int], older_than_s: float, reason: str) -> int:
-        before = _stored_time(datetime.now() - timedelta(seconds=older_than_s))
-        stale = select(_TRIALS.c.trial_id).where(
-            _TRIALS.c.study_id.in_(study_ids),
-            _TRIALS.c.state == TrialState.RUNNING,
-            or_(_TRIALS.c.datetime_start.is_(None), _TRIALS.c.datetime_start <= before),
-        )
         if not study_ids:
             return 0
+        running = (
+            select(_TRIALS.c.trial_id, _TRIALS.c.datetime_start, _HEARTBEATS.c.heartbeat, func.current_timestamp())
+            .outerjoin(_HEARTBEATS, _HEARTBEATS.c.trial_id == _TRIALS.c.trial_id)
+            .where(_TRIALS.c.study_id.in_(study_ids), _TRIALS.c.state == TrialState.RUNNING)
+        )
+        before = _stored_time(datetime.now() - timedelta(seconds=older_than_s))
         with self.begin() as connection:
-            ids = list(connection.execute(stale).scalars())
+            ids = [
+                trial_id
+                for trial_id, start, beat, now in connection.execute(running)
+                # A heartbeat is written, and so compared, by the server's clock.
+                if (_seconds(beat, now) > SILENT_S if beat is not None else start is None or start <= before)
+            ]
             if not ids:
                 return 0
             self.lock_studies(connection, sorted(study_ids))
@@ -349,6 +357,13 @@ def _distribution_json(name: str, value: int | bool) -> str:
 
 def _stored_time(local: datetime) -> datetime:
     return local.astimezone(UTC).replace(tzinfo=None) if _STORES_UTC else local
+
+
+def _seconds(earlier: datetime, later: datetime | str) -> float:
+    """Seconds between two times of the server's clock; SQLite gives the later one as text."""
+    if isinstance(later, str):
+        later = datetime.fromisoformat(later)
+    return (later.replace(tzinfo=None) - earlier.replace(tzinfo=None)).total_seconds()
 
 
 def _local_time(stored: datetime | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""Databases for the storage tests: files, and a real PostgreSQL server."""
+"""Databases for the storage tests: files, and real PostgreSQL and MariaDB servers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from moeopt.shape import MoEShape
 from moeopt.space import LaunchConfig, SearchSpace
 from moeopt.study import StudyKey
 
+from .mariadb import MariaServer
 from .server import PostgresServer
 
 _numbers = itertools.count()
@@ -30,15 +31,45 @@ def postgres() -> Iterator[PostgresServer]:
         server.remove()
 
 
-@pytest.fixture(params=["sqlite", "journal", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaServer]:
+    server = MariaServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+SERVERS = [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("mariadb", marks=pytest.mark.mysql)]
+
+
+@pytest.fixture(params=["sqlite", "journal", *SERVERS])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/studies.db"
     if request.param == "journal":
         return f"journal://{tmp_path}/studies.journal"
-    server: PostgresServer = request.getfixturevalue("postgres")
+    return _new_database(request)
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> PostgresServer | MariaServer:
+    """A running database server, of each kind."""
+    running: PostgresServer | MariaServer = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture
+def server_url(server: PostgresServer | MariaServer) -> str:
+    """The URL of an empty database on it."""
     return server.create_database(f"test{next(_numbers)}")
+
+
+def _new_database(request: pytest.FixtureRequest) -> str:
+    running: PostgresServer | MariaServer = request.getfixturevalue(request.param)
+    return running.create_database(f"test{next(_numbers)}")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ class PostgresServer:
         self._bin = find_binaries()
         self._directory = Path(tempfile.mkdtemp(prefix="moeopt-pg-"))
         self._data = self._directory / "data"
-        self.port = _free_port()
+        self.port = free_port()
         # The server refuses to run as root.
         self._as = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
         if self._as:
@@ -100,7 +100,7 @@ class PostgresServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages._rdb import models
+from sqlalchemy import select, update
 
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell, Measurement
+from moeopt.storage.rdb import RdbBackend
 from moeopt.study import StudyKey, StudyStore
 
-from .conftest import CELLS
+from .conftest import CELLS, SERVERS
 
 Make = Callable[[int], list[Measurement]]
 
@@ -131,6 +134,30 @@ def test_stale_running_rows_are_swept_with_a_reason(url: str, key: StudyKey) -> 
         swept = store.optuna_study(key, cell).trials
         assert [t.state.name for t in swept] == ["FAIL"]
         assert swept[0].user_attrs["reason"] == "left RUNNING by a process that ended"
+
+
+@pytest.mark.parametrize("url", ["sqlite", *SERVERS], indirect=True)  # Optuna's journal has no heartbeats
+def test_a_living_heartbeat_is_left_and_a_silent_one_swept(url: str, key: StudyKey) -> None:
+    """Both a process of plain Optuna's that tries configs in a study of ours."""
+    cell = CELLS[0]
+    with StudyStore(url) as store:
+        store.lock(key)
+        store.load(key, [cell])
+        backend = store.backend
+        assert isinstance(backend, RdbBackend)
+        silent, living = (store.optuna_study(key, cell).ask()._trial_id for _ in range(2))
+        for trial_id in (silent, living):
+            backend.storage.heartbeat_interval = 10
+            backend.storage.record_heartbeat(trial_id)
+        with backend.begin() as connection:
+            beats = models.TrialHeartbeatModel.__table__
+            beat = connection.execute(select(beats.c.heartbeat).where(beats.c.trial_id == silent)).scalar_one()
+            connection.execute(
+                update(beats).where(beats.c.trial_id == silent).values(heartbeat=beat - timedelta(seconds=70))
+            )
+        store.load(key, [cell])
+        states = {t._trial_id: t.state.name for t in store.optuna_study(key, cell).trials}
+    assert states == {silent: "FAIL", living: "RUNNING"}
 
 
 def test_a_repeated_batch_is_stored_once(url: str, key: StudyKey, measurements: Make) -> None:

@@ -1,4 +1,4 @@
-"""Many workers on one PostgreSQL: nothing timed twice, nothing lost, the dead one's claims come back."""
+"""Many workers on one database server: nothing timed twice, nothing lost, the dead one's claims come back."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from moeopt.storage.shared import SharedDevice
 from moeopt.study import StudyKey, StudyStore
 from moeopt.tuner import TuneOptions, Tuner
 
+from .mariadb import MariaServer
 from .server import PostgresServer
 
-pytestmark = pytest.mark.postgres
+Server = PostgresServer | MariaServer
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "moeopt/recordings/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
 
@@ -83,9 +84,9 @@ def _stored(store: StudyStore) -> Counter[Job]:
 
 
 @pytest.mark.slow
-def test_eight_workers_lose_and_repeat_nothing(postgres_url: str, recording: Recording) -> None:
+def test_eight_workers_lose_and_repeat_nothing(server_url: str, recording: Recording) -> None:
     jobs = _jobs(recording, 1200)
-    with StudyStore(postgres_url) as store, workers(postgres_url, 8):
+    with StudyStore(server_url) as store, workers(server_url, 8):
         answered = _measure(store, recording, jobs)
         stored = _stored(store)
         backend = store.backend
@@ -98,9 +99,9 @@ def test_eight_workers_lose_and_repeat_nothing(postgres_url: str, recording: Rec
 
 
 @pytest.mark.slow
-def test_the_claims_of_a_killed_worker_come_back(postgres_url: str, recording: Recording) -> None:
+def test_the_claims_of_a_killed_worker_come_back(server_url: str, recording: Recording) -> None:
     jobs = _jobs(recording, 120)
-    with StudyStore(postgres_url) as store, workers(postgres_url, 2, lease_s=1.5, pause_s=0.05) as pids:
+    with StudyStore(server_url) as store, workers(server_url, 2, lease_s=1.5, pause_s=0.05) as pids:
         device = RecordedDevice(recording)
         key = StudyKey.of(device, "split")
         store.load(key, sorted({job.cell for job in jobs}))
@@ -123,8 +124,8 @@ def test_the_claims_of_a_killed_worker_come_back(postgres_url: str, recording: R
 
 
 @pytest.mark.slow
-def test_a_tune_with_workers_ends_complete(postgres_url: str, recording: Recording) -> None:
-    with StudyStore(postgres_url) as store, workers(postgres_url, 2):
+def test_a_tune_with_workers_ends_complete(server_url: str, recording: Recording) -> None:
+    with StudyStore(server_url) as store, workers(server_url, 2):
         tuner = Tuner(RecordedDevice(recording), store, TuneOptions(batch_sizes=(64, 1024), trials=8, seed=1))
         result = tuner.run()
         assert tuner.storage_error is None
@@ -133,17 +134,17 @@ def test_a_tune_with_workers_ends_complete(postgres_url: str, recording: Recordi
         assert set(stored.values()) == {1}
         timed = Counter(job.cell for job in stored)
         assert max(timed.values()) <= 8
-    with StudyStore(postgres_url) as store:
+    with StudyStore(server_url) as store:
         again = Tuner(RecordedDevice(recording), store, TuneOptions(batch_sizes=(64, 1024), trials=8, seed=1)).run()
         assert again.counts.measured == 0
         assert again.rows == result.rows
 
 
-def test_two_tunes_share_what_both_want(postgres_url: str, recording: Recording) -> None:
+def test_two_tunes_share_what_both_want(server_url: str, recording: Recording) -> None:
     jobs = _jobs(recording, 30)
     device = RecordedDevice(recording)
     key = StudyKey.of(device, "split")
-    with StudyStore(postgres_url) as one, StudyStore(postgres_url) as two:
+    with StudyStore(server_url) as one, StudyStore(server_url) as two:
         for store in (one, two):
             store.load(key, sorted({job.cell for job in jobs}))
         first, second = one.job_board(key), two.job_board(key)
@@ -161,10 +162,10 @@ def test_two_tunes_share_what_both_want(postgres_url: str, recording: Recording)
         assert first.claim(1), "what was given back can be claimed again"
 
 
-def test_what_no_living_tune_wants_is_left(postgres_url: str, recording: Recording) -> None:
+def test_what_no_living_tune_wants_is_left(server_url: str, recording: Recording) -> None:
     device = RecordedDevice(recording)
     key = StudyKey.of(device, "split")
-    with StudyStore(postgres_url) as store:
+    with StudyStore(server_url) as store:
         jobs = _jobs(recording, 3)
         store.load(key, sorted({job.cell for job in jobs}))
         board: JobBoard = store.job_board(key, lease_s=0.2)
@@ -175,11 +176,11 @@ def test_what_no_living_tune_wants_is_left(postgres_url: str, recording: Recordi
         assert board.claim(16)
 
 
-def test_a_lost_claim_is_not_stored(postgres_url: str, recording: Recording) -> None:
+def test_a_lost_claim_is_not_stored(server_url: str, recording: Recording) -> None:
     device = RecordedDevice(recording)
     key = StudyKey.of(device, "split")
     jobs = _jobs(recording, 1)
-    with StudyStore(postgres_url) as store:
+    with StudyStore(server_url) as store:
         store.load(key, [jobs[0].cell])
         slow, fast = store.job_board(key, lease_s=0.1), store.job_board(key)
         fast.post(jobs, "run", 0)
@@ -199,18 +200,18 @@ def test_a_lost_claim_is_not_stored(postgres_url: str, recording: Recording) -> 
         assert _stored(store) == Counter(jobs)
 
 
-def test_the_server_is_killed_and_comes_back(postgres: PostgresServer, postgres_url: str, recording: Recording) -> None:
+def test_the_server_is_killed_and_comes_back(server: Server, server_url: str, recording: Recording) -> None:
     jobs = _jobs(recording, 60)
     device = RecordedDevice(recording)
     key = StudyKey.of(device, "split")
-    with StudyStore(postgres_url) as store:
+    with StudyStore(server_url) as store:
         store.load(key, sorted({job.cell for job in jobs}))
         writer = store.writer(key)
         measurements = list(device.measure(jobs))
         for number, measurement in enumerate(measurements[:30]):
             writer.put(measurement.job.cell, measurement, "run", number)
         writer.flush()
-        postgres.kill()
+        server.kill()
         try:
             for number, measurement in enumerate(measurements[30:], start=30):
                 writer.put(measurement.job.cell, measurement, "run", number)
@@ -220,14 +221,18 @@ def test_the_server_is_killed_and_comes_back(postgres: PostgresServer, postgres_
             assert writer.away is not None
             assert "s3cret" not in writer.away
         finally:
-            postgres.start()
+            server.start()
         writer.close()
         assert writer.stored == 60
         assert _stored(store) == Counter(jobs)
 
 
-def test_a_server_that_does_not_come_back(recording: Recording) -> None:
-    own = PostgresServer()
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(PostgresServer, marks=pytest.mark.postgres), pytest.param(MariaServer, marks=pytest.mark.mysql)],
+)
+def test_a_server_that_does_not_come_back(kind: type[Server], recording: Recording) -> None:
+    own = kind()
     try:
         own.start()
         device = RecordedDevice(recording)
