@@ -11,7 +11,9 @@ from moeopt.shape import DTYPES, MoEShape, Role
 from moeopt.space import LaunchConfig
 
 
-def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int:
+def shared_bytes(
+    config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec, *, column_scales: bool = False
+) -> int:
     """Bytes of shared memory of one program: the pipeline's buffers of A and B tiles.
 
     Triton keeps ``num_stages - 1`` buffers where the tensor cores read registers (mma), and
@@ -21,6 +23,14 @@ def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec
     once they are as many as the threads. GROUP_SIZE_M and maxnreg do not matter.
 
     Exact for the builtin kernel (``tests/test_resources_exact.py`` has the compiler's own numbers).
+
+    Args:
+        config: What may be tried.
+        shape: The layer.
+        role: Which projection.
+        gpu: Its compute capability decides how tiles are read.
+        column_scales: Whether a block-wise scheme's scale is loaded for each column of a tile, even where
+            the tile is within one block.
     """
     spec = DTYPES[shape.dtype]
     rows = max(config.block_size_m, config.block_size_n) if spec.compute == "fp8" else config.block_size_m
@@ -29,17 +39,17 @@ def shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec
     activations = config.block_size_m * config.block_size_k * spec.activation_bits // 8
     weights = config.block_size_n * config.block_size_k * spec.weight_bits // 8
     if shape.group_size is None:
-        return buffers * (activations + weights) + _block_scale_bytes(config, shape)
+        return buffers * (activations + weights) + _block_scale_bytes(config, shape, column_scales)
     # Weights are dequantised in registers, and wgmma reads them from shared memory: one tile more.
     tile = config.block_size_n * config.block_size_k * spec.activation_bits // 8 if wgmma else 0
     return buffers * activations + (config.num_stages - 1) * weights + max(tile, _group_scale_bytes(config, shape))
 
 
-def _block_scale_bytes(config: LaunchConfig, shape: MoEShape) -> int:
+def _block_scale_bytes(config: LaunchConfig, shape: MoEShape, column_scales: bool) -> int:
     """Bytes through which the float32 scales of a block-wise scheme change their layout."""
     if shape.block_shape is None:
         return 0
-    columns = config.block_size_n if config.block_size_n > shape.block_shape[0] else 0
+    columns = config.block_size_n if column_scales or config.block_size_n > shape.block_shape[0] else 0
     return 4 * max((n for n in (config.block_size_m, columns) if n >= 32 * config.num_warps), default=0)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moeopt.gpu import GpuSpec
-from moeopt.kernels.engine import grouped_shared_bytes
+from moeopt.kernels.engine import engine_shared_bytes
 from moeopt.measure.base import Resources
 from moeopt.measure.recording import Recording
 from moeopt.resources import illegal_reason, occupancy, shared_bytes
@@ -56,11 +56,13 @@ def test_exact_against_the_compiler(path: Path) -> None:
         config = LaunchConfig(bm, bn, bk, 1, warps, stages)
         if isinstance(compiled, str):  # the compiler failed before it allocated anything
             continue
-        engine = None if data["kernel"] == "builtin" else grouped_shared_bytes(config, shape, role, gpu)
-        ours = shared_bytes(config, shape, role, gpu) if engine is None else engine
+        if data["kernel"] == "builtin":
+            ours = shared_bytes(config, shape, role, gpu)
+        else:
+            ours = engine_shared_bytes(data["kernel"], config, shape, role, gpu)
         if ours != compiled and not (float_scales and compiled == ours + 2 * bn):
             wrong.append((name, ours, compiled))
-        verdicts[(illegal_reason(config, shape, role, gpu, shared=engine) is None, compiled <= limit)] += 1
+        verdicts[(illegal_reason(config, shape, role, gpu, shared=ours) is None, compiled <= limit)] += 1
     assert wrong == []
     assert verdicts[(True, False)] == verdicts[(False, True)] == 0
     assert sum(verdicts.values()) >= 0.9 * len(data["shared"]) > 10

@@ -16,7 +16,7 @@ from moeopt.kernels.base import KernelKey, MoEKernel
 from moeopt.kernels.defaults import engine_default
 from moeopt.kernels.engine_source import ENGINES, EngineSource, find_engine
 from moeopt.measure.base import Resources
-from moeopt.resources import illegal_reason
+from moeopt.resources import illegal_reason, shared_bytes
 from moeopt.shape import DTYPES, ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig
 
@@ -70,7 +70,9 @@ class EngineKernel(MoEKernel):
             self.meta_launch(shape, role, 1, engine_default(self.name, shape, 1, gpu), gpu.compute_capability)
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
-        reason = illegal_reason(config, shape, role, gpu, shared=grouped_shared_bytes(config, shape, role, gpu))
+        reason = illegal_reason(
+            config, shape, role, gpu, shared=engine_shared_bytes(self.name, config, shape, role, gpu)
+        )
         if reason:
             return reason
         block_k = config.block_size_k
@@ -216,15 +218,16 @@ class EngineKernel(MoEKernel):
         }
 
 
-def grouped_shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int | None:
-    """Bytes of shared memory of the engines' gptq/awq kernel, or None for another kernel.
+def engine_shared_bytes(engine: str, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int:
+    """Bytes of shared memory of one program of an engine's kernel.
 
-    The activations are pipelined, 8-bit weights are too and 4-bit weights are not, and one tile of
-    dequantised weights lies beside them. Where one step covers K, which this kernel is compiled for,
-    there is no loop to pipeline. Exact for what ``tests/test_resources_exact.py`` holds.
+    In the gptq/awq kernel the activations are pipelined, 8-bit weights are too and 4-bit weights are
+    not, and one tile of dequantised weights lies beside them. Where one step covers K, which this kernel
+    is compiled for, there is no loop to pipeline. With block-wise scales vLLM loads one for each column.
+    Exact for what ``tests/test_resources_exact.py`` holds.
     """
     if not shape.group_size:
-        return None
+        return shared_bytes(config, shape, role, gpu, column_scales=engine == "vllm")
     wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64
     activations = config.block_size_m * config.block_size_k * 2
     weights = config.block_size_n * config.block_size_k
