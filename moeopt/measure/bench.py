@@ -226,7 +226,9 @@ class CudaBench(Bench):
         except torch.OutOfMemoryError as error:
             self._sides.clear()
             torch.cuda.empty_cache()
-            raise BenchError("runtime", f"out of GPU memory: {str(error).splitlines()[0]}") from None
+            # torch goes on about its settings after what was asked for and what the GPU has.
+            told = ". ".join(" ".join(str(error).split()).split(". ")[1:3])
+            raise BenchError("runtime", f"out of GPU memory: {told}") from None
         except MoeoptError as error:
             raise BenchError("constraints", str(error)) from None
         except Exception as error:

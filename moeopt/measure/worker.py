@@ -153,7 +153,7 @@ def settled(us: Sequence[float]) -> bool:
 def one_line(error: BaseException) -> str:
     """An exception as one line of bounded length; one of ours is a sentence without its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and isinstance(error, MoeoptError):
+    if lines and isinstance(error, MoeoptError | BenchError):
         text = lines[0]
     else:
         text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -185,7 +185,7 @@ class WorkerLoop:
         try:
             facts = self.bench.open()
         except Exception as error:  # noqa: BLE001  (the border of the process: it becomes a message)
-            self.conn.send(("refused", one_line(error) if not isinstance(error, BenchError) else str(error)))
+            self.conn.send(("refused", str(error) if isinstance(error, BenchError) else one_line(error)))
             return
         self.conn.send(("hello", facts))
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -267,7 +267,7 @@ class WorkerLoop:
 
     def _failed(self, number: int, error: Exception) -> None:
         reason: Reason = error.reason if isinstance(error, BenchError) else "runtime"
-        line = str(error) if isinstance(error, BenchError) else one_line(error)
+        line = one_line(error)
         print(f"task {number}: {reason}: {line}", file=sys.stderr, flush=True)  # noqa: T201  (stderr is the log)
         try:
             self.bench.finish()
