@@ -218,12 +218,15 @@ class StudyStore:
     def trial_context(self, key: StudyKey, cell: Cell) -> TrialContext:
         """What the readable attributes of a cell's trials are computed from: facts kept beside the trials."""
         infos = {one: info for (k, one), info in self._info.items() if k == key}
-        rooflines: list[Any] = [infos.get(cell, {}).get(f"roofline_{role}") for role in cell.roles]
+        here = infos.get(cell, {})
+        rooflines: list[Any] = [here.get(f"roofline_{role}") for role in cell.roles]
+        moved: list[Any] = [here.get(f"bytes_{role}") for role in cell.roles]
         runs = [run for info in infos.values() for name, run in info.items() if name.startswith("run:")]
         extra = sorted({str(name) for run in runs for name in run.get("params", ())} - set(REQUIRED_KEYS))
         return TrialContext(
             shape=key.shape,
             roofline_us=None if None in rooflines else sum(rooflines),
+            launch_bytes=None if None in moved else sum(moved),
             params=(*REQUIRED_KEYS, *extra),
         )
 

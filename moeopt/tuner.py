@@ -4,78 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from threadpoolctl import threadpool_limits
 
-from moeopt.assemble import Mode, SideTimes, assemble, home
+from moeopt.assemble import SideTimes, assemble, home
 from moeopt.errors import InvalidInputError, StorageError
-from moeopt.finalists import find_finalists, from_info, time_finalists, to_info, with_finals
-from moeopt.measure.base import Cell, Device, DeviceInfo, Job, Measurement, Race, never_stop
+from moeopt.finalists import find_finalists, time_finalists, to_info, with_finals
+from moeopt.measure.base import Cell, Device, Job, Measurement, Race, never_stop
+from moeopt.options import TuneOptions
 from moeopt.prior import find_landscapes, find_portfolio
 from moeopt.result import Counts, TuneResult
 from moeopt.search.ledger import Ledger
 from moeopt.search.strategy import SearchProblem, Strategy, make_strategy
-from moeopt.shape import ROLES, Role, check_batch_sizes
+from moeopt.shape import ROLES, Role
 from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.stored import kept_finals
 from moeopt.study import StudyKey, StudyStore, TrialWriter
 
 if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
-
     from moeopt.progress import TuneProgress
-
-DEFAULT_STORAGE: Final = "sqlite:///studies/moeopt.db"
 
 # A change of the search that makes old runs not replayable raises this.
 SEARCH_VERSION: Final = 1
 # Configs of the portfolio that are compiled ahead.
 HINTED: Final = 12
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What a tune is to do, apart from where.
-
-    Attributes:
-        batch_sizes: M, ascending.
-        mode: ``split``: a config per projection; ``joint``: one for both.
-        space: ``grid`` or ``wide``.
-        trials: Most launch configs that may be timed per (batch size, role).
-        timeout: Seconds after which the run ends with the best so far, or None.
-        seed: Of the search.
-        sampler: Any Optuna sampler, or None for moeopt's own search.
-        pruner: Any Optuna pruner, or None for moeopt's racing.
-    """
-
-    batch_sizes: tuple[int, ...]
-    mode: Mode = "split"
-    space: str = "grid"
-    trials: int = 24
-    timeout: float | None = None
-    seed: int = 0
-    sampler: BaseSampler | None = None
-    pruner: BasePruner | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_sizes", check_batch_sizes(self.batch_sizes))
-        if self.mode not in get_args(Mode):
-            raise InvalidInputError(f"mode {self.mode!r} is unknown: give 'split' or 'joint'")
-        check_trials(self.trials)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise InvalidInputError(f"seed is {self.seed!r}: give a whole number from 0 to 4294967295")
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Every (role, batch size) that gets a config."""
-        roles: Sequence[Role | Literal["joint"]] = ROLES if self.mode == "split" else ("joint",)
-        return tuple(Cell(role, m) for m in self.batch_sizes for role in roles)
 
 
 @dataclass
@@ -414,6 +372,9 @@ class Tuner:
                 if roofline is not None:
                     self._side_times.roofline_us[cell] = roofline
                     self._keep(cell, {f"roofline_{role}": roofline})
+                moved = self.device.launch_bytes(cell)
+                if moved is not None:
+                    self._keep(cell, {f"bytes_{role}": round(moved)})
         self._side_times.default_us = self._side("default", jobs)
 
     def _time_finalists(self) -> None:
@@ -472,99 +433,3 @@ class _Run:
 def _describe(part: object) -> str | None:
     """Names a sampler or pruner by its type: two of one type count as the same."""
     return None if part is None else f"{type(part).__module__}.{type(part).__qualname__}"
-
-
-def check_trials(trials: int) -> int:
-    """The number of trials.
-
-    Raises:
-        InvalidInputError: It is no whole number of at least 1.
-    """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials <= 0:
-        raise InvalidInputError(f"trials is {trials!r}: give a whole number of at least 1")
-    return trials
-
-
-def parse_timeout(text: str | float | None, name: str = "timeout") -> float | None:
-    """``90``, ``90s``, ``5m`` or ``1h`` as seconds.
-
-    Args:
-        text: What was given.
-        name: Of the option, for the message.
-
-    Raises:
-        InvalidInputError: It is something else or not positive.
-    """
-    if text is None:
-        return None
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text)
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|)\s*", str(text))
-        if not match:
-            raise InvalidInputError(f"{name} is {text!r}: give seconds, or 90s, 5m, 1h")
-        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-    if not seconds > 0:
-        raise InvalidInputError(f"{name} is {text!r}: give more than 0 seconds")
-    return seconds
-
-
-def kept_finals(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> dict[Job, tuple[float, ...]]:
-    """The finalists' times that the database holds for these cells."""
-    finals: dict[Job, tuple[float, ...]] = {}
-    for cell in cells:
-        finals.update(from_info(cell, store.cell_info(key, cell).get("finals", ())))
-    return finals
-
-
-def load_result(store: StudyStore, key: StudyKey) -> TuneResult:
-    """The best that a study database holds for one key, without tuning.
-
-    Args:
-        store: An open database.
-        key: One of its keys.
-    """
-    summary = next(s for s in store.keys() if s.key == key)  # noqa: SIM118  (a method of ours, no dict)
-    cells = tuple(summary.cells)
-    mode: Mode = "joint" if key.mode == "joint" else "split"
-    ledger = Ledger(cells)
-    resumed = 0
-    for trials in store.load(key, cells).values():
-        ledger.add(trial.measurement for trial in trials)
-        resumed += len(trials)
-    final = with_finals(ledger, kept_finals(store, key, cells))
-    side = SideTimes()
-    for cell in cells:
-        info = store.cell_info(key, cell)
-        for role in cell.roles:
-            one = Cell(role, cell.batch_size)
-            for name, into in (("default", side.default_us), ("winner", side.winner_us)):
-                kept = info.get(f"{name}_{role}")
-                if kept is not None and kept["us"] is not None:
-                    into[one] = kept["us"]
-            if f"roofline_{role}" in info:
-                side.roofline_us[one] = info[f"roofline_{role}"]
-    source = DeviceInfo(
-        source=f"loaded from {store.display}",
-        kernel=key.kernel,
-        kernel_version=key.kernel_version,
-        kernel_hash=key.kernel_hash,
-        triton=key.triton,
-        torch=key.torch,
-        driver=key.driver,
-        routing=key.routing,
-        recorded=key.recorded,
-    )
-    return TuneResult(
-        shape=key.shape,
-        gpu=key.gpu,
-        info=source,
-        mode=mode,
-        space="",
-        seed=None,
-        wall_s=0.0,
-        rows=assemble(mode, final, final.choose(), side),
-        counts=Counts(resumed=resumed),
-        storage=store.url,
-        key=key,
-    )

@@ -15,8 +15,9 @@ from moeopt.dashboard import annotate, get_note, serve
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Cell
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner
+from moeopt.tuner import Tuner
 
 ARTIFACTS = Path(__file__).parents[1] / "test-artifacts"
 CHROMIUM_FLAGS = [
@@ -57,6 +58,20 @@ def test_notes_say_what_a_study_is(store: StudyStore) -> None:
     ):
         assert expected in text, text
     assert annotate(store) == 0, "nothing has changed"
+
+
+def test_every_trial_has_what_a_person_wants_to_see(store: StudyStore) -> None:
+    for study in (_study(store, cell) for cell in (Cell("up", 1), Cell("down", 64))):
+        for trial in study.trials:
+            assert ("reason" in trial.user_attrs) == (trial.state.name != "COMPLETE")
+            assert trial.system_attrs["constraints"] == [0.0 if trial.intermediate_values else 1.0]
+            if trial.intermediate_values:
+                assert set(trial.user_attrs) >= {
+                    "µs per round", "TFLOP/s", "GB/s", "fraction of roofline", "registers", "spills", "shared bytes",
+                    "compile s", "relative error",
+                }  # fmt: skip
+                assert trial.user_attrs["µs per round"] == list(trial.intermediate_values.values())
+            assert all(len(json.dumps(value)) < 2045 for value in trial.user_attrs.values())
 
 
 def test_a_note_that_a_person_edited_is_kept(store: StudyStore) -> None:

@@ -182,6 +182,12 @@ class Device(ABC):
         """Microseconds below which no kernel can go on this GPU, or None where that is not known."""
         return None
 
+    def launch_bytes(self, cell: Cell) -> float | None:
+        """Bytes that the cell's launches move at least, or None where the routing is not known here."""
+        from moeopt.measure.roofline import launch_bytes
+
+        return launch_bytes(self.shape, cell, self.info.routing)
+
     def close(self) -> None:
         """Frees the GPU and ends all processes. May be called more than once."""
 

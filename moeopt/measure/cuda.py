@@ -19,7 +19,7 @@ from moeopt.measure.bench import CudaBench
 from moeopt.measure.device import WorkerDevice
 from moeopt.measure.monitor import GpuMonitor, gpu_count
 from moeopt.measure.plan import Compiler
-from moeopt.measure.roofline import Rates, RateStore, rate_key, roofline_us
+from moeopt.measure.roofline import Rates, RateStore, launch_bytes, rate_key, roofline_us
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
 
@@ -115,6 +115,9 @@ class CudaDevice(WorkerDevice):
         if self._rates is None and self._measuring:
             return None
         return roofline_us(self.shape, cell, self.rates(), self.options.routing, self.options.seed)
+
+    def launch_bytes(self, cell: Cell) -> float | None:
+        return launch_bytes(self.shape, cell, self.options.routing, self.options.seed)
 
     def _ensure_worker(self) -> dict[str, Any]:
         facts = super()._ensure_worker()

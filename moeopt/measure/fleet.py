@@ -82,6 +82,9 @@ class Fleet(Device):
     def roofline_us(self, cell: Cell) -> float | None:
         return self.devices[0].roofline_us(cell)
 
+    def launch_bytes(self, cell: Cell) -> float | None:
+        return self.devices[0].launch_bytes(cell)
+
     def check_agreement(self) -> tuple[float, ...]:
         """Times the control config on every GPU.
 

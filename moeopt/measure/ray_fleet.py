@@ -192,6 +192,10 @@ class RayFleet(Device):
         us: float | None = self._ask(_Call("roofline_us", (cell,)))
         return us
 
+    def launch_bytes(self, cell: Cell) -> float | None:
+        number: float | None = self._ask(_Call("launch_bytes", (cell,)))
+        return number
+
     def hint(self, configs: Iterable[LaunchConfig]) -> None:
         hinted = list(configs)
         for member in self._members:

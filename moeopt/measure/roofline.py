@@ -100,6 +100,26 @@ def _visits(shape: MoEShape, batch_size: int, routing: str, seed: int) -> tuple[
     return experts, float(((drawn >= 0) & (drawn < shape.num_experts)).sum()) / len(drawn)
 
 
+def launch_bytes(shape: MoEShape, cell: Cell, routing: str, seed: int = 0) -> float | None:
+    """Bytes that the cell's launches move at least, the sum of both roles' in joint mode.
+
+    Args:
+        shape: The layer.
+        cell: Role and batch size.
+        routing: A routing, or the key of one.
+        seed: Of the routings.
+
+    Returns:
+        None where the routing is the key of a file: it does not say which.
+    """
+    from moeopt.devices import WARM_L2
+
+    routing = routing.removesuffix(WARM_L2)
+    if routing.startswith("file:") and not Path(routing.removeprefix("file:")).expanduser().exists():
+        return None
+    return sum(drawn_work(shape, role, cell.batch_size, routing, seed).bytes for role in cell.roles)
+
+
 def bound_us(what: Work, rates: Rates) -> float:
     """Microseconds that the work takes at these rates: the longer of the two."""
     moving = what.bytes / (rates.memory_gbps * 1e3)

@@ -95,12 +95,14 @@ class TrialContext:
     Attributes:
         shape: The layer.
         roofline_us: µs below which no kernel can go, or None.
+        launch_bytes: Bytes that a launch moves at least, or None.
         params: Keys of the space that is searched. A key that is always at its default would show up in
             importance plots all the same, so that maxnreg and USE_TMA are there only where searched or set.
     """
 
     shape: MoEShape
     roofline_us: float | None = None
+    launch_bytes: float | None = None
     params: tuple[str, ...] = REQUIRED_KEYS
 
 
@@ -182,8 +184,9 @@ def _readable(measurement: Measurement, context: TrialContext) -> dict[str, Any]
         out["TFLOP/s"] = round(flop / us / 1e6, 2)
         if context.roofline_us:
             out["fraction of roofline"] = round(context.roofline_us / us, 4)
-        if "GB/s" in measurement.extra:
-            out["GB/s"] = measurement.extra["GB/s"]
+        if context.launch_bytes:
+            out["GB/s"] = round(context.launch_bytes / us / 1e3, 1)
+        out["µs per round"] = [round(value, 3) for value in measurement.us]
     if measurement.resources:
         resources = list(measurement.resources.values())
         out["registers"] = max(r.registers for r in resources)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moeopt.measure.base import Cell
-from moeopt.measure.roofline import Rates, RateStore, Work, bound_us, drawn_work, rate_key, roofline_us, work
+from moeopt.measure.roofline import (
+    Rates,
+    RateStore,
+    Work,
+    bound_us,
+    drawn_work,
+    launch_bytes,
+    rate_key,
+    roofline_us,
+    work,
+)
 from moeopt.shape import MoEShape
 
 QWEN = MoEShape(256, 8, 3072, 256)
@@ -78,3 +89,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     store = RateStore(blocked / "rates.json")
     store.save("k", H200)
     assert store.load("k") is None
+
+
+def test_bytes_of_a_launch_by_routing_and_role(tmp_path: Path) -> None:
+    shape = MoEShape(64, 4, 256, 128)
+    up, down = (launch_bytes(shape, Cell(role, 16), "uniform") for role in ("up", "down"))
+    assert up == drawn_work(shape, "up", 16, "uniform", 0).bytes
+    assert launch_bytes(shape, Cell("joint", 16), "uniform, warm L2") == up + down
+    assert launch_bytes(shape, Cell("up", 16), "zipf:2") < up, "popular experts are read once"
+    assert launch_bytes(shape, Cell("up", 16), "file:0123456789abcdef") is None
+    path = tmp_path / "ids.npy"
+    np.save(path, np.zeros((16, 4), dtype=np.int32) + np.arange(4, dtype=np.int32))
+    assert launch_bytes(shape, Cell("up", 16), f"file:{path}") < up

@@ -15,7 +15,7 @@ from moeopt.space import REQUIRED_KEYS, LaunchConfig
 from moeopt.storage.codec import PACKED, TrialContext, decode, distribution, encode, pack, repack, unpack, unpack_all
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
-CONTEXT = TrialContext(MoEShape(256, 8, 3072, 256), roofline_us=100.0)
+CONTEXT = TrialContext(MoEShape(256, 8, 3072, 256), roofline_us=100.0, launch_bytes=250e6)
 times = st.floats(min_value=0.01, max_value=1e7)
 configs = st.builds(LaunchConfig, *[st.integers(1, 1024)] * 6, maxnreg=st.integers(0, 255), use_tma=st.booleans())
 resources = st.builds(Resources, st.integers(0, 255), st.integers(0, 9999), st.integers(0, 300000), times)
@@ -81,7 +81,11 @@ def test_what_a_person_sees() -> None:
     assert row.value == 125.0
     assert row.user_attrs["TFLOP/s"] == round(flop / 125e-6 / 1e12, 2)
     assert row.user_attrs["fraction of roofline"] == 0.8
-    assert row.user_attrs["registers"] == 128
+    assert row.user_attrs["GB/s"] == 2000.0
+    assert row.user_attrs["µs per round"] == [200.0, 100.0, 125.0]
+    assert {name: row.user_attrs[name] for name in ("registers", "spills", "shared bytes", "compile s")} == {
+        "registers": 128, "spills": 8, "shared bytes": 4096, "compile s": 0.8,
+    }  # fmt: skip
     assert row.user_attrs["relative error"] == 0.00171
     assert "reason" not in row.user_attrs
     failed = Measurement(job, "failed", failure=Failure("compile", "PassManager::run failed"))
