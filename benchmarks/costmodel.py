@@ -4,6 +4,8 @@
     python benchmarks/costmodel.py --cross RECORDING...  fitted on the others, judged on each in turn
     python benchmarks/costmodel.py --fit RECORDING...    prints coefficients for moeopt/costmodel_fitted.py
 
+All take --json FILE. A fold of --cross takes about 15 s of one core.
+
 Per cell (role, M): Spearman's rank correlation of predicted and measured times over all configs, the
 place of the true best in the predicted order (share of configs predicted faster), and how much slower
 than the best is the best among the first 1, 8 and 24 predicted.
@@ -12,15 +14,21 @@ than the best is the best among the first 1, 8 and 24 predicted.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from moeopt.costmodel import config_fields, correction_features, launch_parts, predict_us
 from moeopt.costmodel_fitted import FORMULA
@@ -32,6 +40,10 @@ from moeopt.space import LaunchConfig
 Array = NDArray[np.float64]
 
 RIDGE = 0.03
+# The formula is fitted on so many configs of a cell, the fastest and an even share of the rest, and on
+# every second cell; the correction on everything.
+FASTEST, OTHERS = 32, 64
+Score = tuple[float, float, float, float, float]
 # Where the fit starts, and how far (in e-folds) a coefficient may move from there.
 START: Mapping[str, tuple[float, float]] = {
     "wgmma": (0.8, 0.25), "mma": (0.7, 0.35), "mma_fp8": (0.5, 0.7), "swapped": (0.6, 0.7),
@@ -61,6 +73,13 @@ class CellData:
         """How much each config counts in a fit: the fast ones most."""
         return self.us.min() / self.us
 
+    def thinned(self) -> CellData:
+        """The fastest configs and an even share of the others."""
+        order = np.argsort(self.us, kind="stable")
+        rest = order[FASTEST:]
+        kept = np.concatenate([order[:FASTEST], rest[np.linspace(0, len(rest) - 1, OTHERS).astype(int)]])
+        return replace(self, configs=tuple(self.configs[i] for i in kept), fields=self.fields[kept], us=self.us[kept])
+
 
 def cells_of(path: Path) -> list[CellData]:
     """All cells of a recording."""
@@ -83,11 +102,12 @@ def fit_formula(cells: Sequence[CellData]) -> dict[str, float]:
     names = list(START)
     start = np.log([START[name][0] for name in names])
     reach = np.array([START[name][1] for name in names])
+    some = [cell.thinned() for cell in cells[::2]]
 
     def residuals(point: Array) -> Array:
         coefficients = dict(zip(names, np.exp(point), strict=True))
         out = []
-        for cell in cells:
+        for cell in some:
             us = launch_parts(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.fields, coefficients).us
             error = np.log(us / cell.us)
             level = np.average(error, weights=cell.weights)
@@ -95,7 +115,7 @@ def fit_formula(cells: Sequence[CellData]) -> dict[str, float]:
         return np.concatenate(out)
 
     found = least_squares(
-        residuals, start, bounds=(start - reach, start + reach), loss="soft_l1", f_scale=0.3, max_nfev=60
+        residuals, start, bounds=(start - reach, start + reach), loss="soft_l1", f_scale=0.3, max_nfev=25
     )
     return {name: float(f"{value:.4g}") for name, value in zip(names, np.exp(found.x), strict=True)}
 
@@ -114,7 +134,7 @@ def fit_correction(cells: Sequence[CellData], formula: Mapping[str, float]) -> A
     return np.asarray(np.linalg.solve(x.T @ x + RIDGE * len(y) * np.eye(x.shape[1]), x.T @ y) / scale)
 
 
-def judge(cell: CellData, predicted: Array) -> tuple[float, float, float, float, float]:
+def judge(cell: CellData, predicted: Array) -> Score:
     """Spearman's correlation, place of the best, and regret after the first 1, 8 and 24."""
     best = int(np.argmin(cell.us))
     order = np.argsort(predicted, kind="stable")
@@ -123,7 +143,49 @@ def judge(cell: CellData, predicted: Array) -> tuple[float, float, float, float,
     return float(spearmanr(predicted, cell.us).statistic), place, regrets[0], regrets[1], regrets[2]
 
 
-def table(rows: Sequence[tuple[CellData, tuple[float, float, float, float, float]]]) -> str:
+def left_out(cells: Sequence[CellData]) -> list[tuple[CellData, Score]]:
+    """Each recording's cells, judged by a model that was fitted on all other recordings."""
+    rows = []
+    for name in dict.fromkeys(cell.recording for cell in cells):
+        fitted = fit([cell for cell in cells if layer(cell.recording) != layer(name)])
+        rows += [(cell, judge(cell, fitted.predict(cell))) for cell in cells if cell.recording == name]
+        print(f"{name} judged", file=sys.stderr, flush=True)
+    return rows
+
+
+def layer(recording: str) -> str:
+    """The layer of a recording's name: what two kernels measured of one layer is not new to either."""
+    return recording.removesuffix("-sglang")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Coefficients of a fit."""
+
+    formula: Mapping[str, float]
+    correction: Array
+
+    def predict(self, cell: CellData) -> Array:
+        """Logarithms of the predicted times."""
+        parts = launch_parts(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.fields, self.formula)
+        return np.asarray(np.log(parts.us) + np.clip(correction_features(parts) @ self.correction, -1.0, 1.0))
+
+
+def fit(cells: Sequence[CellData]) -> Fitted:
+    """Formula and correction."""
+    formula = fit_formula(cells)
+    return Fitted(formula, fit_correction(cells, formula))
+
+
+def summary(rows: Sequence[tuple[CellData, Score]]) -> dict[str, float]:
+    """Means over cells."""
+    scores = np.array([score for _, score in rows])
+    names = ("rho", "best_at", "regret_of_1", "regret_of_8", "regret_of_24")
+    means = {name: round(float(value), 4) for name, value in zip(names, scores.mean(axis=0), strict=True)}
+    return {"cells": len(rows), **means, "best_in_first_5_percent": round(float(np.mean(scores[:, 1] <= 0.05)), 4)}
+
+
+def table(rows: Sequence[tuple[CellData, Score]]) -> str:
     """The table and its summary line."""
     lines = [f"{'recording':42} {'cell':>11} {'rho':>6} {'best at':>8} {'1st':>7} {'of 8':>7} {'of 24':>7}"]
     for cell, (rho, place, *regrets) in rows:
@@ -131,45 +193,78 @@ def table(rows: Sequence[tuple[CellData, tuple[float, float, float, float, float
         lines.append(
             f"{cell.recording:42} {name:>11} {rho:6.3f} {place:8.1%}" + "".join(f" {r:+7.1%}" for r in regrets)
         )
-    scores = np.array([score for _, score in rows])
-    within = float(np.mean(scores[:, 1] <= 0.05))
+    means = summary(rows)
     lines.append(
-        f"{len(rows)} cells: mean rho {scores[:, 0].mean():.3f}, the best within the first 5 % in {within:.0%}, "
-        + "regret of the first {:.1%}, of 8 {:.1%}, of 24 {:.1%}".format(*scores[:, 2:].mean(axis=0))
+        f"{len(rows)} cells: mean rho {means['rho']:.3f}, the best within the first 5 % in "
+        f"{means['best_in_first_5_percent']:.0%}, regret of the first {means['regret_of_1']:.1%}, "
+        f"of 8 {means['regret_of_8']:.1%}, of 24 {means['regret_of_24']:.1%}"
     )
     return "\n".join(lines)
+
+
+def write_json(path: Path, what: str, rows: Sequence[tuple[CellData, Score]]) -> None:
+    """The table as JSON."""
+    by_recording: dict[str, list[tuple[CellData, Score]]] = {}
+    for row in rows:
+        by_recording.setdefault(row[0].recording, []).append(row)
+    content = {
+        "what": what,
+        "command": "python -m benchmarks.costmodel "
+        + " ".join(a if a.startswith("--") else Path(a).name for a in sys.argv[1:]),
+        "commit": commit(),
+        "all": summary(rows),
+        "recordings": {
+            name: {
+                **summary(mine),
+                "per_cell": {
+                    f"{cell.role} {cell.batch_size}": [round(value, 4) for value in score] for cell, score in mine
+                },
+            }
+            for name, mine in by_recording.items()
+        },
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def commit() -> str:
+    """Of the tree that runs; MOEOPT_COMMIT where there is no git."""
+    given = os.environ.get("MOEOPT_COMMIT")
+    if given:
+        return given
+    here = Path(__file__).resolve().parent
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:
     """See the top of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", nargs="+", type=Path)
+    parser.add_argument("--json", type=Path, help="write the table here, too")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--cross", action="store_true", help="fit on all recordings but the one judged")
     group.add_argument("--fit", action="store_true", help="fit on all and print the coefficients")
     options = parser.parse_args()
     cells = [cell for path in options.recordings for cell in cells_of(path)]
     if options.fit:
-        formula = fit_formula(cells)
-        correction = fit_correction(cells, formula)
-        print(f"FORMULA = {formula!r}\nCORRECTION = {[float(f'{c:.3g}') for c in correction]!r}")
+        fitted = fit(cells)
+        print(f"FORMULA = {dict(fitted.formula)!r}\nCORRECTION = {[float(f'{c:.3g}') for c in fitted.correction]!r}")
         return
-    rows = []
     if options.cross:
-        for name in dict.fromkeys(cell.recording for cell in cells):
-            others = [cell for cell in cells if cell.recording != name]
-            formula = fit_formula(others)
-            correction = fit_correction(others, formula)
-            for cell in cells:
-                if cell.recording == name:
-                    parts = launch_parts(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.fields, formula)
-                    rows.append((cell, judge(cell, np.log(parts.us) + correction_features(parts) @ correction)))
+        what = "fitted on the other recordings, judged on each in turn"
+        rows = left_out(cells)
     else:
-        for cell in cells:
-            predicted = predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs)
-            rows.append((cell, judge(cell, predicted)))
+        what = "the shipped coefficients"
+        rows = [
+            (cell, judge(cell, predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs)))
+            for cell in cells
+        ]
     print(table(rows))
     print(f"{len(FORMULA)} coefficients of the formula, ridge {RIDGE}")
+    if options.json is not None:
+        write_json(options.json, what, rows)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def machine_facts(gpu: GpuSpec | None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in ("moeopt", "triton", "torch", "numpy")},
-        # Where the tree is a copy without its history, the commit is told.
-        "commit": commit.strip() or os.environ.get("MOEOPT_COMMIT"),
+        # Where the tree is a copy without its history, or inside another one, the commit is told.
+        "commit": os.environ.get("MOEOPT_COMMIT") or commit.strip() or None,
     }
 
 

@@ -134,8 +134,9 @@ def part_tune(args: argparse.Namespace, shape: MoEShape, name: str) -> dict[str,
     def load() -> Any:
         import moeopt
         from moeopt.devices import DeviceOptions, open_device
+        from moeopt.options import TuneOptions
         from moeopt.study import StudyStore
-        from moeopt.tuner import TuneOptions, Tuner
+        from moeopt.tuner import Tuner
 
         return moeopt, DeviceOptions, open_device, StudyStore, TuneOptions, Tuner
 

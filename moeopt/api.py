@@ -10,11 +10,13 @@ from moeopt.assemble import Mode
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
+from moeopt.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
 from moeopt.progress import TuneProgress
 from moeopt.result import TuneResult
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape, check_batch_sizes
+from moeopt.stored import load_result
 from moeopt.study import StudyStore
-from moeopt.tuner import DEFAULT_STORAGE, TuneOptions, Tuner, load_result, parse_timeout
+from moeopt.tuner import Tuner
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner

@@ -19,8 +19,8 @@ from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Cell
 from moeopt.report import latency_figure, speedup_figure
 from moeopt.result import BatchResult, TuneResult
+from moeopt.stored import load_result
 from moeopt.study import StoredTrial, StudyKey, StudyStore, StudySummary
-from moeopt.tuner import load_result
 
 if TYPE_CHECKING:
     import optuna

@@ -10,6 +10,7 @@ from moeopt.measure.base import Cell, Device
 from moeopt.search.landscape import Landscape, load_landscapes
 from moeopt.search.portfolio import engine_portfolio, greedy_portfolio, merge_portfolios
 from moeopt.space import LaunchConfig
+from moeopt.stored import load_result
 from moeopt.study import StudyStore
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ def find_portfolio(
 
 def neighbours(device: Device, store: StudyStore) -> tuple[LaunchConfig, ...]:
     """The winners of other shapes in the same database, on the same GPU and with the same kernel."""
-    from moeopt.tuner import load_result
-
     found: dict[LaunchConfig, int] = {}
     for summary in store.keys():  # noqa: SIM118  (a method of ours, no dict)
         key = summary.key

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from moeopt.measure.base import Cell
 from moeopt.result import BatchResult
+from moeopt.stored import load_result
 from moeopt.study import StoredTrial, StudyKey, StudyStore, StudySummary
-from moeopt.tuner import load_result
 
 # A run whose last trial is older is not measuring any more (or compiles something very slow).
 _ALIVE_S: Final = 60.0

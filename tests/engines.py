@@ -16,7 +16,10 @@ VLLM = "0.33.0"
 # The wheels' tags, so that the same file comes whatever Python runs the tests.
 _TAGS = {
     "sglang": ("--platform", "manylinux_2_34_x86_64", "--abi", "cp311"),
-    "vllm": ("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux1_x86_64", "--abi", "abi3"),
+    "vllm": (
+        *("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_31_x86_64"),
+        *("--platform", "manylinux1_x86_64", "--abi", "abi3"),
+    ),
 }
 
 

@@ -10,10 +10,12 @@ import pytest
 from moeopt.finalists import MARGIN, find_finalists, from_info, time_finalists, to_info, with_finals
 from moeopt.measure.base import Cell, Job, Measurement, Race, never_stop
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions
 from moeopt.search.ledger import Ledger
 from moeopt.space import LaunchConfig
+from moeopt.stored import load_result
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner, load_result
+from moeopt.tuner import Tuner
 
 UP, DOWN = Cell("up", 8), Cell("down", 8)
 

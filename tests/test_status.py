@@ -15,9 +15,10 @@ from moeopt.cli import build_app
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions
 from moeopt.status import storage_status
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner
+from moeopt.tuner import Tuner
 
 
 @pytest.fixture

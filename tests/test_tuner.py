@@ -13,9 +13,10 @@ import moeopt
 from moeopt.errors import InvalidInputError, RecordingError
 from moeopt.measure.base import Cell, Job, Measurement, Race, never_stop
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions, parse_timeout
 from moeopt.shape import ROLES
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner, parse_timeout
+from moeopt.tuner import Tuner
 
 Write = Callable[..., Path]
 

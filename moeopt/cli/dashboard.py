@@ -11,8 +11,8 @@ from rich.console import Console
 
 from moeopt.cli import options as o
 from moeopt.errors import InvalidInputError
+from moeopt.options import DEFAULT_STORAGE
 from moeopt.study import StudyStore
-from moeopt.tuner import DEFAULT_STORAGE
 
 
 def register(app: typer.Typer) -> None:

@@ -30,11 +30,11 @@ from moeopt.export.ladder import TimeUs
 from moeopt.export.names import check_engine, full_gpu_name
 from moeopt.files import check_file, write_file
 from moeopt.measure.base import Cell, Device, Job
+from moeopt.options import DEFAULT_STORAGE
 from moeopt.result import TuneResult
 from moeopt.shape import Role
 from moeopt.space import LaunchConfig
 from moeopt.study import StudyStore
-from moeopt.tuner import DEFAULT_STORAGE
 
 
 def register(app: typer.Typer) -> None:

@@ -19,10 +19,10 @@ from moeopt.export import ENGINES, ConfigName, version_directory
 from moeopt.files import check_file, write_file
 from moeopt.gpu import GpuSpec
 from moeopt.measure.recording import Recording
+from moeopt.options import check_trials
 from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
 from moeopt.space import SearchSpace
 from moeopt.study_file import StudyFile, find_recording
-from moeopt.tuner import check_trials
 
 GIB = 1024**3
 

@@ -20,12 +20,13 @@ from moeopt.export.names import check_engine
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
 from moeopt.measure.base import Device
+from moeopt.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
 from moeopt.progress import TuneProgress
 from moeopt.result import TuneResult
 from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
 from moeopt.study import StudyStore
 from moeopt.study_file import StudyFile
-from moeopt.tuner import DEFAULT_STORAGE, TuneOptions, Tuner, parse_timeout
+from moeopt.tuner import Tuner
 
 ENGINES = ("sglang", "vllm")
 

@@ -14,8 +14,8 @@ from moeopt.cli import options as o
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
+from moeopt.options import parse_timeout
 from moeopt.study import StudyKey, StudyStore
-from moeopt.tuner import parse_timeout
 from moeopt.worker import Worker, find_work
 
 

@@ -90,6 +90,14 @@ class MoEKernel(ABC):
             out: [M * top_k, output rows], written by the launch.
         """
 
+    def load(self) -> str:
+        """Readies this process for launches; called in the GPU process, before the first.
+
+        Returns:
+            What is launched, in words.
+        """
+        return f"the {self.key.name} kernel"
+
     def skips_absent(self, shape: MoEShape) -> bool:
         """Whether a launch leaves the rows of pairs whose expert is on another GPU as they are, not zeros."""
         return False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moeopt.kernels.engine_launch import Launch
-    from moeopt.kernels.engine_module import EngineModule
+    from moeopt.kernels.engine_module import KernelNames
     from moeopt.kernels.layer import Layer, RoutedBatch
 
 KERNELS: Final = ("fused_moe_kernel", "fused_moe_kernel_gptq_awq")
@@ -98,7 +98,7 @@ class EngineKernel(MoEKernel):
 
     def arg_names(self) -> tuple[str, ...]:
         """Arguments of the engine's kernel: what this version of the engine can do."""
-        return _load(type(self), self.source.path).arg_names
+        return _load(type(self), self.source).arg_names
 
     def specialisation(self, shape: MoEShape, role: Role, batch_size: int) -> str:
         return _specialisation(self, shape, role, batch_size)
@@ -108,6 +108,23 @@ class EngineKernel(MoEKernel):
 
         launch = self.meta_launch(shape, role, batch_size, config, current_capability())
         return compile_resources(launch.warmup)
+
+    def load(self) -> str:
+        """Imports the engine where its package is installed and can be imported; else its kernel file serves alone.
+
+        Only the process that launches does: the compile processes need the same binaries and signatures, which
+        the file alone gives in a fraction of the time.
+        """
+        module, why = self.source.module, "it was named by its path"
+        if module:
+            try:
+                if (type(self), self.source) not in _IMPORTED:
+                    _IMPORTED[type(self), self.source] = _Loaded(type(self), self.source, imported=True)
+            except Exception as error:  # noqa: BLE001  (another package's import may raise anything)
+                why = f"{module} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            else:
+                return f"{self.title}, imported as {module}"
+        return f"{self.title}, its kernel file loaded alone ({why})"
 
     def bind(
         self, layer: Layer, role: Role, batch: RoutedBatch, config: LaunchConfig, out: Tensor
@@ -141,7 +158,7 @@ class EngineKernel(MoEKernel):
         Raises:
             UnsupportedShapeError: The engine refuses the shape, or launches in a way that is not known.
         """
-        loaded = _load(type(self), self.source.path)
+        loaded = _IMPORTED.get((type(self), self.source)) or _load(type(self), self.source)
         with loaded.lock:
             return loaded.record(self, layer, role, batch, config, out, capability)
 
@@ -175,7 +192,7 @@ class EngineKernel(MoEKernel):
         """Names of the kernel file itself that are replaced once it is loaded."""
 
     @abstractmethod
-    def launching_function(self, module: EngineModule, shape: MoEShape) -> str:
+    def launching_function(self, module: KernelNames, shape: MoEShape) -> str:
         """Name of the engine's function that launches the kernel for this shape."""
 
     @abstractmethod
@@ -252,19 +269,21 @@ class LaunchContext:
 
 
 class _Loaded:
-    """A kernel file of an engine, loaded in this process."""
+    """A kernel file of an engine, loaded in this process: imported with its package, or alone."""
 
-    def __init__(self, kind: type[EngineKernel], path: Path) -> None:
+    def __init__(self, kind: type[EngineKernel], source: EngineSource, *, imported: bool = False) -> None:
         import triton
         import triton.language as tl
 
+        from moeopt.kernels.engine_import import ImportedModule
         from moeopt.kernels.engine_launch import Recorder, check_arguments
         from moeopt.kernels.engine_module import EngineModule
 
+        path = source.path
         self.lock = threading.Lock()
         self.context = LaunchContext()
         given = {"tl": tl, "triton": triton, **kind.stand_ins(self.context)}
-        self.module = EngineModule(path, kind.name, given)
+        self.module: KernelNames = ImportedModule(source, given) if imported else EngineModule(path, kind.name, given)
         self.launches: list[Launch] = []
         self.kernels: dict[str, Any] = {}
         for name in KERNELS:
@@ -317,9 +336,13 @@ class _Loaded:
         return self.launches.pop()
 
 
+# What :meth:`EngineKernel.load` imported in this process.
+_IMPORTED: Final[dict[tuple[type[EngineKernel], EngineSource], _Loaded]] = {}
+
+
 @functools.cache
-def _load(kind: type[EngineKernel], path: Path) -> _Loaded:
-    return _Loaded(kind, path)
+def _load(kind: type[EngineKernel], source: EngineSource) -> _Loaded:
+    return _Loaded(kind, source)
 
 
 @functools.lru_cache(maxsize=4096)

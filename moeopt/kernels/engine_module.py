@@ -14,6 +14,7 @@ import __future__
 import ast
 import builtins
 import linecache
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +76,21 @@ class StandIn:
     __ror__ = __or__
 
 
-class EngineModule:
+class KernelNames(ABC):
+    """The names of a kernel file, among which a launch is recorded.
+
+    Attributes:
+        names: Globals of its functions; what is put there is seen by them.
+    """
+
+    names: dict[str, Any]
+
+    @abstractmethod
+    def get(self, name: str) -> Any:
+        """A name that the file itself defines, or None."""
+
+
+class EngineModule(KernelNames):
     """What remains of a kernel file once it is loaded alone.
 
     Args:
@@ -92,7 +107,7 @@ class EngineModule:
         self._package = package
         self._given = given
         self._state = LoadState()
-        self.names: dict[str, Any] = {
+        self.names = {
             "__name__": f"moeopt_alone_{package}",
             "__file__": str(path),
             "__builtins__": {**vars(builtins), "__import__": self._import},
@@ -111,7 +126,6 @@ class EngineModule:
         self._state.loading = False
 
     def get(self, name: str) -> Any:
-        """A name that the file itself defines, or None."""
         value = self.names.get(name)
         return None if isinstance(value, StandIn) else value
 

@@ -1,7 +1,7 @@
 """Where the fused MoE kernel of SGLang or vLLM lies on this machine.
 
-Nothing is imported here: an engine takes tens of seconds and a piece of the GPU to import, and its
-kernel file is all that a launch is made of.
+Nothing is imported here: an engine takes tens of seconds and a piece of the GPU to import, and all
+but the process that launches need no more than its kernel file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -70,12 +70,14 @@ class EngineSource:
         path: The file that holds the kernel and its launch.
         version: The engine's version, or "" where only its file is there.
         source_hash: First 16 hex digits of the SHA-256 of the file.
+        module: Under which name the installed package has it, or "" where only the file was named.
     """
 
     engine: str
     path: Path
     version: str
     source_hash: str
+    module: str = ""
 
 
 def engine_available(engine: str) -> bool:
@@ -121,7 +123,9 @@ def find_engine(engine: str, path: str | Path | None = None) -> EngineSource:
     for root in roots:
         found = _in_tree(info, root)
         if found is not None:
-            return _source(info, found, _installed_version(info) or _version_near(info, found))
+            source = _source(info, found, _installed_version(info) or _version_near(info, found))
+            parts = found.relative_to(root).with_suffix("").parts
+            return replace(source, module=".".join((info.name, *parts)))
     if roots:
         raise DeviceError(
             f"the installed {info.title} ({roots[0]}) holds no fused_moe_kernel where versions {info.versions} have "

@@ -19,7 +19,7 @@ from moeopt.space import LaunchConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeopt.kernels.engine_module import EngineModule
+    from moeopt.kernels.engine_module import KernelNames
     from moeopt.kernels.layer import Layer, RoutedBatch
 
 _TMA_MAX_BOX: Final = 256
@@ -59,7 +59,7 @@ class SglangKernel(EngineKernel):
         # would keep a layer's weights.
         return {"padding_size": 0, "_B_DESC_CACHE_MAX": 0}
 
-    def launching_function(self, module: EngineModule, shape: MoEShape) -> str:
+    def launching_function(self, module: KernelNames, shape: MoEShape) -> str:
         return "invoke_fused_moe_kernel"
 
     def check(self, shape: MoEShape, gpu: GpuSpec) -> None:

@@ -24,7 +24,7 @@ from moeopt.space import LaunchConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeopt.kernels.engine_module import EngineModule
+    from moeopt.kernels.engine_module import KernelNames
     from moeopt.kernels.layer import Layer, RoutedBatch
 
 # vLLM leaves sorting out where pairs times this are not more than the experts.
@@ -51,7 +51,7 @@ class VllmKernel(EngineKernel):
     def overrides(cls) -> Mapping[str, Any]:
         return {"should_moe_wna16_use_cuda": lambda *_, **__: False}
 
-    def launching_function(self, module: EngineModule, shape: MoEShape) -> str:
+    def launching_function(self, module: KernelNames, shape: MoEShape) -> str:
         wanted = "invoke_fused_moe_wna16_triton_kernel" if shape.group_size else "invoke_fused_moe_triton_kernel"
         return wanted if module.get(wanted) else "invoke_fused_moe_kernel"
 

@@ -90,6 +90,7 @@ class CudaBench(Bench):
         monitor = GpuMonitor.open(self.index)
         self._torch: Any = torch
         self._kernel = self.make_kernel()
+        launched = self._kernel.load()
         self._routing = Routing.parse(self.routing)
         free = self._take_device()
         need = memory_needed(self.shape, self.batch_sizes, l2_bytes=0 if self.warm_l2 else self._gpu.l2_bytes)
@@ -112,6 +113,7 @@ class CudaBench(Bench):
         self._wake(_FIRST_WAKE_S)
         return {
             "gpu": self._gpu.to_dict(),
+            "kernel": launched,
             "torch": torch.__version__,
             "timing": self._timers[0].method,
             "free_bytes": free,

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from moeopt.errors import DeviceError
@@ -51,6 +51,9 @@ class DeviceStatistics:
         timed_again: Jobs timed a second time because the control config drifted.
         drifts: The drifts over the limit, as shares.
         disturbed: Jobs timed while another process used the GPU.
+        others: Other processes that were on the GPU when it was taken, in words.
+        state_start: Clock, temperature and power when the GPU was taken; empty where the driver does not say.
+        state_end: The same at the last timing.
     """
 
     worker_starts: int
@@ -66,6 +69,9 @@ class DeviceStatistics:
     timed_again: int
     drifts: tuple[float, ...]
     disturbed: int
+    others: tuple[str, ...] = ()
+    state_start: dict[str, float] = field(default_factory=dict)
+    state_end: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -115,6 +121,9 @@ class WorkerDevice(Device):
         self._control_settled = False
         self._before: float | None = None
         self._state = GpuState()
+        self._first_state: GpuState | None = None
+        self._others: tuple[str, ...] = ()
+        self._launched: str | None = None
         self._busy: str | None = None
         self._polled = 0.0
         self._spent: defaultdict[str, float] = defaultdict(float)
@@ -158,6 +167,9 @@ class WorkerDevice(Device):
             timed_again=self._counted["again"],
             drifts=tuple(self._drifts),
             disturbed=self._counted["disturbed"],
+            others=self._others,
+            state_start=(self._first_state or GpuState()).to_dict(),
+            state_end=self._state.to_dict(),
         )
 
     def hint(self, configs: Iterable[LaunchConfig]) -> None:
@@ -382,8 +394,24 @@ class WorkerDevice(Device):
         start = time.monotonic()
         facts = self._supervisor.facts()
         self._spent["start"] += time.monotonic() - start
+        if facts.get("kernel") != self._launched:
+            self._launched = facts.get("kernel")
+            log.info("launched on %s: %s", self.gpu.name, self._launched)
         self._poll(force=True)
         return facts
+
+    def _meet_others(self) -> None:
+        """Names, once, who else has the GPU."""
+        if self._monitor is None or self._first_state is not None:
+            return
+        self._first_state = self._state
+        self._others = tuple(str(process) for process in self._monitor.others())
+        if self._others:
+            log.warning(
+                "not alone on %s: %s; what is timed while another process is busy is marked as disturbed "
+                "(--wait-idle waits for quiet moments)",
+                self.gpu.name, ", ".join(self._others),
+            )  # fmt: skip
 
     def _ask(self, question: str) -> Any:
         if self._measuring:
@@ -402,8 +430,9 @@ class WorkerDevice(Device):
             return
         self._polled = now
         pid = self._supervisor.pid
+        self._state = self._monitor.state()
         if pid is not None and pid != self._known_pid:
             self._monitor.learn_own(pid)
             self._known_pid = pid
-        self._state = self._monitor.state()
+            self._meet_others()
         self._busy = self._monitor.busy()

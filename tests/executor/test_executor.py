@@ -16,10 +16,11 @@ import pytest
 from moeopt.errors import DeviceError
 from moeopt.measure.base import Cell, Device, Job, Measurement
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions
 from moeopt.shape import ROLES
 from moeopt.space import LaunchConfig
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner
+from moeopt.tuner import Tuner
 
 from .executors import Executor, LocalExecutor, RayExecutor
 from .gpus import CONTROL, RecordedKernel, Replayed, Worked

@@ -17,10 +17,11 @@ from moeopt.measure.cuda import CudaDevice, open_cuda
 from moeopt.measure.fleet import Fleet
 from moeopt.measure.roofline import Rates, RateStore, rate_key
 from moeopt.measure.supervisor import Deadlines
+from moeopt.options import TuneOptions
 from moeopt.shape import MoEShape
 from moeopt.space import LaunchConfig
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner
+from moeopt.tuner import Tuner
 
 SHAPE = MoEShape(8, 2, 64, 32)
 PATIENT = Deadlines(first_check=120.0, floor=120.0)

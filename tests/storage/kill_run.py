@@ -16,8 +16,9 @@ from pathlib import Path
 
 from moeopt.measure.base import Job, Measurement, Race, never_stop
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions
 from moeopt.study import StudyStore
-from moeopt.tuner import TuneOptions, Tuner
+from moeopt.tuner import Tuner
 
 SECONDS_PER_JOB = 0.008
 

@@ -17,13 +17,14 @@ import pytest
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell, Job
 from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.options import TuneOptions
 from moeopt.shape import ROLES
 from moeopt.storage.claims import JobBoard, config_of, config_text
 from moeopt.storage.codec import TrialContext
 from moeopt.storage.rdb import RdbBackend
 from moeopt.storage.shared import SharedDevice
 from moeopt.study import StudyKey, StudyStore
-from moeopt.tuner import TuneOptions, Tuner
+from moeopt.tuner import Tuner
 
 from .mariadb import MariaServer
 from .server import PostgresServer
