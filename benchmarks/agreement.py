@@ -15,6 +15,7 @@ reasons for a difference can be told apart, every case is timed in several ways,
   that has to be written back while the kernel runs;
 - ``no flush``: ``do_bench`` without a flush, on cases whose weights exceed L2 by far;
 - ``row``, ``row x4``: ``do_bench`` of the worker's launches, and of four times those, per launch;
+- ``clean row``: ``do_bench`` of the worker's launches behind a flush that reads;
 - ``cudagraph``: ``do_bench_cudagraph`` of the row, per launch.
 
 Last come an empty kernel's times under ``do_bench``, with either flush: what a launch costs that does nothing.
@@ -150,6 +151,7 @@ def measure(bench: CudaBench, ordinary: BuiltinKernel, role: Role, m: int, confi
         "no flush": lambda: with_flush(lambda _: None, lambda: each_us(launches)),
         "row": lambda: median_us(in_row(launches, 1)) / count,
         "row x4": lambda: median_us(in_row(launches, 4)) / count / 4,
+        "clean row": lambda: with_flush(torch.sum, lambda: median_us(in_row(launches, 1)) / count),
         "cudagraph": lambda: (
             1000 * float(do_bench_cudagraph(in_row(launches, 1), rep=REP_MS, return_mode="median")) / count
         ),

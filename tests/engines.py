@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "engines"
 SGLANG = "0.5.23"
 VLLM = "0.33.0"
+# The adapters' tests run on both ends of the range. In between, all of them passed on SGLang 0.5.9 and 0.5.15 and
+# on vLLM 0.17.1 and 0.25.1 (30 November 2026): MOEOPT_TEST_SGLANG=0.5.9,0.5.15 MOEOPT_TEST_VLLM=0.17.1,0.25.1.
+SGLANG_VERSIONS = tuple(os.environ.get("MOEOPT_TEST_SGLANG", f"0.5.5,{SGLANG}").split(","))
+VLLM_VERSIONS = tuple(os.environ.get("MOEOPT_TEST_VLLM", f"0.11.2,{VLLM}").split(","))
 # The wheels' tags, so that the same file comes whatever Python runs the tests.
 _TAGS = {
     "sglang": ("--platform", "manylinux_2_34_x86_64", "--abi", "cp311"),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from moeopt.kernels.base import KernelKey
 from moeopt.measure.base import Failure
 
 log = logging.getLogger(__name__)
+
+TIMEOUTS_BELIEVED: Final = 2
 
 
 def triton_cache_dir() -> Path:
@@ -25,13 +29,15 @@ def triton_cache_dir() -> Path:
 class FailureMemo:
     """Failed compiles of one (kernel source, Triton version, compute capability).
 
-    A JSON-lines file beside the compiled kernels, so that it travels with a shipped cache. Lines
-    that cannot be read (a torn last one) are passed over.
+    A compile that ran out of time may have met a busy machine: it counts as failed only once it did so
+    in :data:`TIMEOUTS_BELIEVED` runs. The file is JSON lines and lies beside the compiled kernels, so
+    that it travels with a shipped cache. Lines that cannot be read (a torn last one) are passed over.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._failures: dict[str, Failure] = {}
+        self._timeouts: Counter[str] = Counter()
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -39,7 +45,7 @@ class FailureMemo:
         for line in text.splitlines():
             try:
                 entry = json.loads(line)
-                self._failures[entry["key"]] = Failure(entry["reason"], entry["message"], entry.get("log"))
+                self._note(entry["key"], Failure(entry["reason"], entry["message"], entry.get("log")))
             except (ValueError, KeyError, TypeError):
                 log.debug("%s: passed over an unreadable line", path)
 
@@ -53,12 +59,15 @@ class FailureMemo:
         return len(self._failures)
 
     def get(self, key: str) -> Failure | None:
-        """The failure of an earlier compile, or None."""
-        return self._failures.get(key)
+        """The failure of an earlier compile that is not worth another try, or None."""
+        failure = self._failures.get(key)
+        if failure is not None and failure.reason == "timeout" and self._timeouts[key] < TIMEOUTS_BELIEVED:
+            return None
+        return failure
 
     def add(self, key: str, failure: Failure) -> None:
         """Notes a failure, in memory and in the file."""
-        self._failures[key] = failure
+        self._note(key, failure)
         entry = {"key": key, "reason": failure.reason, "message": failure.message, "log": failure.log}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,3 +75,7 @@ class FailureMemo:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             log.warning("failed compiles are not remembered: %s", error)
+
+    def _note(self, key: str, failure: Failure) -> None:
+        self._failures[key] = failure
+        self._timeouts[key] += failure.reason == "timeout"

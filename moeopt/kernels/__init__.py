@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from moeopt.errors import InvalidInputError
+from moeopt.errors import DeviceError, InvalidInputError
 
 if TYPE_CHECKING:
     from moeopt.kernels.base import MoEKernel
@@ -33,16 +33,7 @@ def get_kernel(name: str = "auto", *, engine: str | None = None) -> MoEKernel:
     if engine not in (None, "sglang", "vllm"):
         raise InvalidInputError(f"engine {engine!r} is unknown: give 'sglang' or 'vllm'")
     if name == "auto":
-        from moeopt.kernels.engine_source import engine_available
-
-        wanted = (engine,) if engine else ("sglang", "vllm")
-        name = next((e for e in wanted if engine_available(e)), "builtin")
-        if name == "builtin" and engine:
-            _log.warning(
-                "%s is not installed here: the configs are tuned on moeopt's own kernel, not on the one that will "
-                "read them",
-                engine,
-            )
+        name = _first_engine((engine,) if engine else ("sglang", "vllm"), warn=engine is not None)
     if name == "sglang":
         from moeopt.kernels.sglang import SglangKernel
 
@@ -54,3 +45,21 @@ def get_kernel(name: str = "auto", *, engine: str | None = None) -> MoEKernel:
     from moeopt.kernels.builtin import BuiltinKernel
 
     return BuiltinKernel()
+
+
+def _first_engine(wanted: tuple[str, ...], *, warn: bool) -> str:
+    """The first of these engines that is here, else ``builtin``."""
+    from moeopt.kernels.engine_source import find_engine
+
+    for engine in wanted:
+        try:
+            find_engine(engine)
+        except DeviceError as error:
+            if warn:
+                _log.warning(
+                    "the configs are tuned on moeopt's own kernel, not on the one of %s that will read them: %s",
+                    engine, error,
+                )  # fmt: skip
+        else:
+            return engine
+    return "builtin"

@@ -80,19 +80,6 @@ class EngineSource:
     module: str = ""
 
 
-def engine_available(engine: str) -> bool:
-    """Whether the engine is here.
-
-    Raises:
-        InvalidInputError: The engine's environment variable names something that holds no kernel.
-    """
-    try:
-        find_engine(engine)
-    except DeviceError:
-        return False
-    return True
-
-
 def find_engine(engine: str, path: str | Path | None = None) -> EngineSource:
     """The kernel file of an engine: of the path given, the environment variable, or the package.
 

@@ -14,17 +14,16 @@ from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.target import cross_target
 from moeopt.shape import MoEShape
 from moeopt.space import LaunchConfig
-from tests.engines import SGLANG, engine_source
+from tests.engines import SGLANG, SGLANG_VERSIONS, engine_source
 from tests.kernels.engine_cases import CASES
 from tests.kernels.engine_checks import COMPILED, GPUS, check_compiles, check_interpreted
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
-VERSIONS = ("0.5.5", SGLANG)
 BLOCK = MoEShape(32, 4, 256, 128, "fp8_w8a8", (128, 128))
 CONFIG = LaunchConfig(32, 64, 128, 8, 4, 3)
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=SGLANG_VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -11,7 +11,7 @@ from moeopt.kernels.target import cross_target
 from moeopt.kernels.vllm import VllmKernel
 from moeopt.shape import MoEShape
 from moeopt.space import LaunchConfig
-from tests.engines import VLLM, engine_source
+from tests.engines import VLLM, VLLM_VERSIONS, engine_source
 from tests.kernels.engine_cases import CASES
 from tests.kernels.engine_checks import COMPILED, GPUS, check_compiles, check_interpreted
 
@@ -21,7 +21,7 @@ BLOCK = MoEShape(32, 4, 256, 128, "fp8_w8a8", (128, 128))
 CONFIG = LaunchConfig(32, 64, 128, 8, 4, 3)
 
 
-@pytest.fixture(params=(OLD, VLLM))
+@pytest.fixture(params=VLLM_VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -15,10 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 from measure_benches import DriftingBench
+from measure_nvml import Nvml
 from measure_workers import make_device
 
 from moeopt.measure.base import Cell, Job
 from moeopt.measure.faults import FAULTS, REASONS, choose_faults
+from moeopt.measure.monitor import GpuMonitor
 from moeopt.measure.recording import RecordedDevice, Recording
 from moeopt.space import LaunchConfig
 
@@ -192,6 +194,24 @@ def test_control_time_and_statistics(device, path) -> None:
     stats = one.statistics()
     assert stats.worker_starts == 1 and stats.compiled_in_worker == 0 and stats.control_s > 0
     assert stats.to_dict()["gpu_s"] > 0
+
+
+def test_others_on_the_gpu_are_named_once_and_its_state_is_kept(device, path, caplog) -> None:
+    nvml = Nvml()
+    nvml.processes = {4_190_001: 75 * 2**30}
+    one = device(monitor=GpuMonitor(nvml, object()))
+    for config in sound(path)[:2]:
+        (found,) = one.measure([Job(Cell("up", 1), config)])
+        assert found.extra["clock_mhz"] == 1980 and "disturbed" not in found.extra
+    (said,) = [r.getMessage() for r in caplog.records if "not alone" in r.getMessage()]
+    assert "server (pid 4190001) with 75.0 GiB" in said and "--wait-idle" in said
+    stats = one.statistics()
+    assert stats.others == ("server (pid 4190001) with 75.0 GiB",)
+    assert stats.state_start == stats.state_end == {"clock_mhz": 1980, "temperature_c": 41, "power_w": 312.3}
+    nvml.use = {4_190_001: 40}
+    one._polled = 0.0
+    (found,) = one.measure([Job(Cell("down", 1), sound(path)[2])])
+    assert found.extra["disturbed"] == "server (pid 4190001) with 75.0 GiB used the GPU (40 % of the time)"
 
 
 def test_closing_ends_the_worker_and_the_compiler(device, path) -> None:
