@@ -28,6 +28,7 @@ class Shortlist:
         current: The best so far in each sample, float64 [samples]; 0 where there is an incumbent.
         quota: How many to pick.
         kind: No two configs of one kind are picked, int64 [n]; None: each is of its own.
+        first: Which may be picked first, bool [n], as long as one of them gains; None: all.
         chosen: Positions in ``configs`` picked so far.
     """
 
@@ -38,6 +39,7 @@ class Shortlist:
     current: Floats
     quota: int
     kind: Ints | None = None
+    first: NDArray[np.bool_] | None = None
     chosen: list[int] = field(default_factory=list)
 
     def gains(self) -> Floats:
@@ -91,6 +93,8 @@ def pick(
         for shortlist, gains in turns:
             there = np.fromiter((int(c) in have for c in shortlist.configs), bool, len(shortlist.configs))
             open_ = gains >= 0
+            if turn == 0 and shortlist.first is not None and (open_ & shortlist.first & (gains > 0)).any():
+                open_ &= shortlist.first
             score = np.where(there, gains, gains * discount - cost)
             allowed = open_ & there if len(have) - len(compiled) >= allowance else open_
             if not allowed.any():

@@ -16,7 +16,9 @@ import numpy as np
 from moeopt.costmodel import expected_tiles
 from moeopt.gpu import GpuSpec
 from moeopt.measure.base import Cell
+from moeopt.resources import shared_bytes
 from moeopt.shape import DTYPES, MoEShape, Role
+from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +33,10 @@ _DRAM_SHARE: Final = 0.85  # of the data sheet's bandwidth
 _TENSOR_SHARE: Final = 0.75  # of the data sheet's rate
 _TENSOR_SHARE_NARROW: Final = 0.4  # below 64 rows on a GPU made for 64
 _TFLOPS_UNKNOWN: Final = 100.0
+# What the tensor cores wait for: per weight that is dequantised, and per output and step with block-wise scales.
+_DEQUANTISE: Final = 4.0
+_RESCALE: Final = 2.0
+_OPERATIONS_PER_US: Final = 128 * 1.7e3  # of one multiprocessor: 128 lanes at 1.7 GHz
 _OTHER_REGISTERS: Final = 40.0
 _REGISTERS: Final = 255.0
 _SPILL: Final = 1 / 48  # how much slower per register over what there is
@@ -63,7 +69,7 @@ class _Tile:
         from_shared = wide_mma & (self.bm >= 64)
         self.buffers = np.where(from_shared, stages, stages - 1)
         self.step_bytes = (self.bm * self.a_bytes + self.bn * self.w_bytes) * self.bk
-        shared = np.maximum(self.buffers * self.step_bytes, 1024.0)
+        shared = np.maximum(_shared_bytes(shape, gpu, table), 1024.0)
 
         # Block-wise scales need a second set of accumulators.
         accumulators = self.bm * self.bn / (warps * 32) * (2 if shape.block_shape else 1)
@@ -86,7 +92,22 @@ class _Tile:
         tflops = rates.get(spec.compute, 0.0) or gpu.bf16_tflops or _TFLOPS_UNKNOWN
         share = np.where(from_shared | (not wide_mma), _TENSOR_SHARE, _TENSOR_SHARE_NARROW)
         self.flops_per_us = tflops * 1e6 / gpu.multiprocessors * share
+        operations = np.zeros_like(warps)
+        if self.w_bytes < self.a_bytes:
+            operations += _DEQUANTISE * self.bn * self.bk
+        if shape.block_shape:
+            operations += _RESCALE * self.bm * self.bn
+        self.plain_us = operations / _OPERATIONS_PER_US
         self.issue_us = _STEP_US * 4 / np.minimum(warps, 4.0)
+
+
+def _shared_bytes(shape: MoEShape, gpu: GpuSpec, table: NDArray[np.int64]) -> Floats:
+    tiles, where = np.unique(table[:, [0, 1, 2, 4, 5]], axis=0, return_inverse=True)
+    each = [
+        shared_bytes(LaunchConfig(m, n, k, 1, warps, stages), shape, "up", gpu)
+        for m, n, k, warps, stages in tiles.tolist()
+    ]
+    return np.array(each, dtype=np.float64)[where]
 
 
 def _cell_us(shape: MoEShape, gpu: GpuSpec, t: _Tile, role: Role, batch_size: int) -> Floats:
@@ -99,7 +120,7 @@ def _cell_us(shape: MoEShape, gpu: GpuSpec, t: _Tile, role: Role, batch_size: in
     resident = np.clip(np.ceil(programs / gpu.multiprocessors), 1.0, t.occupancy)
     together = np.maximum.reduce(
         [
-            resident * 2 * t.bm * t.bn * steps * t.bk / t.flops_per_us,
+            resident * steps * (2 * t.bm * t.bn * t.bk / t.flops_per_us + t.plain_us),
             resident * t.step_bytes * steps / _L2_BYTES_PER_US,
             steps * _LATENCY_US / np.maximum(t.buffers - 1, 1.0) + _PROGRAM_US,
             resident * steps * t.issue_us,

@@ -45,7 +45,8 @@ class LatticeOptions:
         roofline: A batch size at this share of its roofline is left alone once little is to be expected.
         little: What that is, as expected improvement.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
-        tiles_until: Generations in which a cell's picks differ in more than GROUP_SIZE_M.
+        tiles_until: Generations in which a cell tries no two configs that differ in GROUP_SIZE_M alone, and
+            from the second on one that is a step away from its best.
         portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
     """
 
@@ -63,9 +64,10 @@ class LatticeOptions:
     little: float = 0.002
     pool: int = 8000
     portfolio_bonus: float = 0.15
-    tiles_until: int = 4
+    tiles_until: int = 5
 
 
+_GROUP: Final = 3  # the column of GROUP_SIZE_M
 _FIRST_SHARE: Final = 3  # the first generation may use a third of the configs that may be compiled
 _COMPILED: Final = 12  # configs of every shortlist that have been compiled for other cells
 _UNKNOWN: Final = 1.0  # in the log: how bad it is to have nothing at all
@@ -121,7 +123,9 @@ class LatticeStrategy(Strategy):
         self._index = {c: i for i, c in enumerate(configs)}
         self._mean: Floats = mean - self.options.portfolio_bonus * first
         # All but GROUP_SIZE_M, which decides little: what differs in it alone is of one kind.
-        self._tile = np.unique(np.delete(table, 3, axis=1), axis=0, return_inverse=True)[1]
+        tiles = np.delete(table, _GROUP, axis=1)
+        self._tile = np.unique(tiles, axis=0, return_inverse=True)[1]
+        self._steps = np.stack([np.unique(column, return_inverse=True)[1] for column in tiles.T], axis=1)
         self._blocks, self._block = np.unique(table[:, 0], return_inverse=True)
         self._model = Surrogate(config_features(table), cell_features(self._cells), parts)
 
@@ -196,11 +200,13 @@ class LatticeStrategy(Strategy):
         for cell in range(len(self._cells)):
             score = state.mean[cell] - targets[cell][self._block]
             score[state.closed[cell]] = np.inf
+            if self._tiles_only:
+                score[self._twins(cell, score)] = np.inf
             count = min(self.options.shortlist * (2 if state.empty else 1), len(score) - 1)
-            near = np.argpartition(score, count)[:count] if cell in quotas else there[:0]
-            also = there[np.argsort(score[there], kind="stable")[:_COMPILED]] if cell in quotas else there[:0]
-            both = np.union1d(near, also)
-            lists.append(both[np.isfinite(score[both])])
+            best = np.argpartition(score, count)[:count]
+            also = there[np.argsort(score[there], kind="stable")[:_COMPILED]]
+            some = np.unique(np.concatenate([best, also, self._neighbours(cell)]))
+            lists.append(some[np.isfinite(score[some])] if cell in quotas else some[:0])
         covariances = state.covariances(lists)
         out = []
         for cell, quota in quotas.items():
@@ -218,10 +224,31 @@ class LatticeStrategy(Strategy):
                     weight=np.exp(np.minimum(target, 0.0)) * state.share[cell] * state.compiles(configs),
                     current=np.full(self.options.samples, 0.0 if state.begun[cell] else _UNKNOWN),
                     quota=quota,
-                    kind=self._tile[configs] if self._generation <= self.options.tiles_until else configs,
+                    kind=self._tile[configs] if self._tiles_only else configs,
+                    first=np.isin(configs, self._neighbours(cell)),
                 )
             )
         return out
+
+    @property
+    def _tiles_only(self) -> bool:
+        return self._generation <= self.options.tiles_until
+
+    def _twins(self, cell: int, score: Floats) -> NDArray[np.bool_]:
+        """Which configs are of a tile that the cell has tried, or not the best of theirs; bool [configs]."""
+        tried = [self._index[c] for c in self.ledger.rows(self._cells[cell]) if c in self._index]
+        order = np.argsort(score, kind="stable")
+        out = np.ones(len(score), dtype=bool)
+        out[order[np.unique(self._tile[order], return_index=True)[1]]] = False
+        return np.asarray(out | np.isin(self._tile, self._tile[tried]))
+
+    def _neighbours(self, cell: int) -> Ints:
+        """Configs one step from the cell's best in one parameter, whatever their GROUP_SIZE_M."""
+        best = self.ledger.incumbent(self._cells[cell])
+        if not self._tiles_only or best is None or best.job.config not in self._index:
+            return np.zeros(0, dtype=np.int64)
+        away = np.abs(self._steps - self._steps[self._index[best.job.config]]).sum(axis=1)
+        return np.flatnonzero(away == 1)
 
 
 class _State:
