@@ -18,7 +18,7 @@ from moeopt.storage.backend import Backend, Packed
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
 from moeopt.storage.key import StudyKey, cell_of
 from moeopt.storage.lock import RunLock
-from moeopt.storage.open import open_backend
+from moeopt.storage.open import check_new_file, open_backend
 from moeopt.storage.url import StorageUrl
 from moeopt.storage.writer import TrialWriter
 
@@ -66,13 +66,19 @@ class StudyStore:
         Args:
             url: A path, ``sqlite:///PATH``, ``postgresql://...``, ``mysql://...``, ``journal://PATH``, or a path
                 that ends in ``.journal``.
-            create: Whether to make it where it is not there.
+            create: Whether to make it where it is not there. A file is made when it is first used, so that
+                a run that is refused for something else leaves none behind.
 
         Raises:
-            StorageError: It cannot be opened; the message has no password.
+            StorageError: It cannot be opened or made; the message has no password.
         """
         self._url = StorageUrl.parse(url)
-        self._backend: Backend = open_backend(self._url, create=create)
+        self._create = create
+        self._opened: Backend | None = None
+        if self._url.path is None or self._url.path.exists() or not create:
+            self._opened = open_backend(self._url, create=create)
+        else:
+            check_new_file(self._url)
         self._rows: dict[str, StudyRow] | None = None
         self._locks: dict[str, RunLock] = {}
         self._info: dict[tuple[StudyKey, Cell], dict[str, Any]] = {}
@@ -91,8 +97,10 @@ class StudyStore:
 
     @property
     def backend(self) -> Backend:
-        """The database behind it."""
-        return self._backend
+        """The database behind it; makes the file where there is none."""
+        if self._opened is None:
+            self._opened = open_backend(self._url, create=self._create)
+        return self._opened
 
     @property
     def shared(self) -> bool:
@@ -109,6 +117,7 @@ class StudyStore:
         """
         if self._url.kind == "server" or self._url.path is None:
             return
+        self.backend  # noqa: B018  (makes the directory)
         lock = self._locks.setdefault(key.digest, RunLock(self._url.path, key.digest))
         lock.acquire(key.title(), wait_s)
 
@@ -125,8 +134,8 @@ class StudyStore:
         ids = self._ensure(key, cells)
         swept = 0
         if self.shared or self._holds(key):
-            swept = self._backend.sweep(list(ids.values()), _STALE_S if self.shared else 0.0, _SWEPT)
-        packed = self._backend.packed(list(ids.values()))
+            swept = self.backend.sweep(list(ids.values()), _STALE_S if self.shared else 0.0, _SWEPT)
+        packed = self.backend.packed(list(ids.values()))
         if swept:
             _log.warning("%d trials had been left RUNNING by a process that ended: marked as failed", swept)
         return {cell: self._decode(cell, packed[study_id]) for cell, study_id in ids.items()}
@@ -163,7 +172,7 @@ class StudyStore:
                 contexts[cell] = self.trial_context(key, cell)
             return contexts[cell]
 
-        writer = TrialWriter(self._backend, studies, context, skip=self._in_database, give_up_s=give_up_s)
+        writer = TrialWriter(self.backend, studies, context, skip=self._in_database, give_up_s=give_up_s)
         self._writers.append(writer)
         return writer
 
@@ -192,8 +201,8 @@ class StudyStore:
         from moeopt.storage.rdb import RdbBackend
 
         self.require_shared()
-        assert isinstance(self._backend, RdbBackend)
-        return JobBoard(self._backend, self.study_ids(key), lease_s=lease_s)
+        assert isinstance(self.backend, RdbBackend)
+        return JobBoard(self.backend, self.study_ids(key), lease_s=lease_s)
 
     def share(self, device: Device, key: StudyKey, run: str, first_seq: int = 0) -> AbstractContextManager[Device]:
         """A device whose jobs any worker may take; with a database file the device itself.
@@ -257,7 +266,7 @@ class StudyStore:
             for cell, new in changed.items():
                 writer.put_attrs(ids[cell], new)
         else:
-            self._backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
+            self.backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
         for cell, new in changed.items():
             self._info[key, cell] = {**self._info[key, cell], **new}
 
@@ -306,7 +315,7 @@ class StudyStore:
         name = key.study_name(cell)
         if name not in self._studies():
             raise StorageError(f"{self.display} has no study {name!r}: see moeopt status")
-        return optuna.load_study(study_name=name, storage=self._backend.storage)
+        return optuna.load_study(study_name=name, storage=self.backend.storage)
 
     def close(self) -> None:
         """Stores what its writers hold, lets go of the locks and the database. May be called more than once.
@@ -321,7 +330,8 @@ class StudyStore:
             self._writers.clear()
             for lock in self._locks.values():
                 lock.release()
-            self._backend.close()
+            if self._opened is not None:
+                self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -333,11 +343,11 @@ class StudyStore:
 
     def _studies(self) -> dict[str, StudyRow]:
         if self._rows is None:
-            self._rows = {row.name: row for row in self._backend.studies()}
+            self._rows = {row.name: row for row in self.backend.studies()}
         return self._rows
 
     def _counts(self) -> dict[int, dict[str, int]]:
-        return self._backend.counts()
+        return self.backend.counts()
 
     def _cells(self, key: StudyKey) -> dict[Cell, StudyRow]:
         """The studies of a key; an error where one of its names holds another key."""
@@ -361,7 +371,7 @@ class StudyStore:
             wanted = {
                 key.study_name(cell): {**attrs, "role": cell.role, "batch_size": cell.batch_size} for cell in missing
             }
-            ids = self._backend.ensure_studies(wanted)
+            ids = self.backend.ensure_studies(wanted)
             rows = self._studies()
             for name, study_id in ids.items():
                 rows[name] = StudyRow(study_id, name, wanted[name])

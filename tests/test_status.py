@@ -80,7 +80,8 @@ def test_the_command(database: Path) -> None:
 
 
 def test_an_empty_and_a_missing_database(tmp_path: Path) -> None:
-    StudyStore(tmp_path / "empty.db").close()
+    with StudyStore(tmp_path / "empty.db") as store:
+        assert store.keys() == []
     runner = CliRunner()
     assert "no studies yet" in runner.invoke(build_app(), ["status", "--storage", str(tmp_path / "empty.db")]).output
     missing = runner.invoke(build_app(), ["status", "--storage", str(tmp_path / "none.db")])

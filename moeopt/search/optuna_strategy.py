@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -62,8 +62,8 @@ class OptunaStrategy(Strategy):
         self._race = PrunerRace(pruner or RacingPruner(), self.ledger)
         self._batch = batch or max(1, round(problem.trials / _GENERATIONS))
         self._lattice = _Lattice(problem)
-        # GPSampler learns from finished trials with a value alone.
-        self._failures_need_value = isinstance(sampler, optuna.samplers.GPSampler)
+        # GPSampler learns from finished trials with a value alone: it would propose a failure for ever.
+        self._failures_need_value = any(isinstance(one, optuna.samplers.GPSampler) for one in _nested(sampler))
         self._studies = {cell: self._make_study(sampler, cell) for cell in problem.cells}
         self._running: dict[Job, Trial] = {}
         self._told: set[Job] = set()
@@ -121,14 +121,18 @@ class OptunaStrategy(Strategy):
     def _finish_told(self) -> None:
         """Adds what is known now to the studies, in the order of the jobs."""
         for cell in self.problem.cells:
-            for config, m in sorted(self.ledger.rows(cell).items()):
+            rows = self.ledger.rows(cell)
+            # A failure that is told as the worst time so far comes after the times.
+            order = sorted(rows, key=lambda config: (self._failures_need_value and not rows[config].us, config))
+            for config in order:
                 job = Job(cell, config)
                 if job in self._told or config not in self._lattice.index:
                     continue
-                self._told.add(job)
-                self._finish(m, self._running.pop(job, None))
+                if self._finish(rows[config], self._running.pop(job, None)):
+                    self._told.add(job)
 
-    def _finish(self, m: Measurement, trial: Trial | None) -> None:
+    def _finish(self, m: Measurement, trial: Trial | None) -> bool:
+        """Tells a study of one; False where that has to wait until something was timed."""
         study = self._studies[m.job.cell]
         attrs: dict[str, Any] = {}
         if trial is not None:
@@ -144,7 +148,7 @@ class OptunaStrategy(Strategy):
         if failed and self._failures_need_value:
             done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             if not done:
-                return
+                return False
             state, value = TrialState.COMPLETE, max(t.value for t in done if t.value is not None)
         study.add_trial(
             create_trial(
@@ -157,6 +161,7 @@ class OptunaStrategy(Strategy):
                 intermediate_values=dict(enumerate(m.us)),
             )
         )
+        return True
 
     def tell(self, measurements: Sequence[Measurement]) -> None:
         super().tell(measurements)
@@ -195,14 +200,23 @@ class _Lattice:
         return int(np.argmin(distance))
 
 
-def _seed(sampler: Any, seed: int) -> None:
+def _seed(sampler: BaseSampler, seed: int) -> None:
     """Seeds every random state of a sampler and of the samplers inside it.
 
     Optuna's ``reseed_rng`` draws a seed from the operating system, which would make a resumed run
     differ; its samplers keep their states in attributes that have an ``rng``.
     """
+    for one in _nested(sampler):
+        for value in vars(one).values():
+            if isinstance(getattr(value, "rng", None), np.random.RandomState):
+                value.rng.seed(seed % 2**32)
+        if isinstance(one, optuna.samplers.QMCSampler):
+            one._seed = seed % 2**32  # of the scrambling
+
+
+def _nested(sampler: BaseSampler) -> Iterator[BaseSampler]:
+    """A sampler and all samplers inside it."""
+    yield sampler
     for value in vars(sampler).values():
-        if isinstance(getattr(value, "rng", None), np.random.RandomState):
-            value.rng.seed(seed % 2**32)
-        elif isinstance(value, optuna.samplers.BaseSampler):
-            _seed(value, seed)
+        if isinstance(value, optuna.samplers.BaseSampler):
+            yield from _nested(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -58,14 +59,33 @@ def _check_file(url: StorageUrl, *, create: bool) -> None:
         return
     if not create:
         raise StorageError(f"there is no database {url.display}: give the --storage that the tune was given")
+    check_new_file(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"cannot make the directory {path.parent} ({error.strerror}): give a --storage in one that can be written"
-        ) from None
-    if not os.access(path.parent, os.W_OK):
-        raise StorageError(f"the directory {path.parent} is read-only: give a --storage that can be written")
+        raise StorageError(_no_directory(url, error)) from None
+
+
+def check_new_file(url: StorageUrl) -> None:
+    """Says whether the file of a database that is not there can be made, without making anything.
+
+    Raises:
+        StorageError: It cannot.
+    """
+    path = url.path
+    assert path is not None
+    parent = next(one for one in path.parents if one.exists())
+    if not parent.is_dir():
+        raise StorageError(_no_directory(url, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise StorageError(f"the directory {parent} is read-only: give a --storage that can be written")
+
+
+def _no_directory(url: StorageUrl, error: OSError) -> str:
+    assert url.path is not None
+    return (
+        f"cannot make the directory {url.path.parent} ({error.strerror}): give a --storage in one that can be written"
+    )
 
 
 def _open_rdb(url: StorageUrl) -> Backend:

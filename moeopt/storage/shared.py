@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from typing import Final, TypeVar
 
@@ -83,13 +83,20 @@ class ClaimedJobs:
         self._device = device
         self._context = context
         self._patience = patience
+        self._done: list[tuple[Claim, Measurement, datetime, datetime]] = []
 
-    def run_some(self, race: Race = never_stop, after_store: Callable[[], None] = lambda: None) -> int:
+    @property
+    def unsaved(self) -> list[Measurement]:
+        """What was timed and could not be stored."""
+        return [measurement for _, measurement, _, _ in self._done]
+
+    def run_some(self, race: Race = never_stop) -> int:
         """Claims jobs, times and stores them.
+
+        A database that goes away in between is waited for at the end: what was timed is held.
 
         Args:
             race: The race, where the jobs are this process's own.
-            after_store: Called whenever something was stored.
 
         Returns:
             How many were timed; 0 where none waits.
@@ -98,25 +105,24 @@ class ClaimedJobs:
         if not claims:
             return 0
         by_job = {claim.job: claim for claim in claims}
-        done: list[tuple[Claim, Measurement, datetime, datetime]] = []
         stored_at, begun = time.monotonic(), datetime.now()
         with closing(self._device.measure([claim.job for claim in claims], race)) as results:
             for measurement in results:
                 now = datetime.now()
-                done.append((by_job[measurement.job], measurement, begun, now))
+                self._done.append((by_job[measurement.job], measurement, begun, now))
                 begun = now
                 if time.monotonic() - stored_at > _STORE_EVERY_S:
-                    self._store(done)
-                    after_store()
+                    with suppress(TransientError):
+                        self._store()
                     stored_at = time.monotonic()
-        self._store(done)
+        self._patience.call(self._store)
         return len(claims)
 
-    def _store(self, done: list[tuple[Claim, Measurement, datetime, datetime]]) -> None:
-        stored = self._patience.call(lambda: self._board.complete(done, self._context))
-        if stored < len(done):
-            _log.warning("%d claims had gone to another process: its measurements count", len(done) - stored)
-        done.clear()
+    def _store(self) -> None:
+        stored = self._board.complete(self._done, self._context)
+        if stored < len(self._done):
+            _log.warning("%d claims had gone to another process: its measurements count", len(self._done) - stored)
+        self._done.clear()
 
 
 class SharedDevice(Device):
@@ -173,7 +179,11 @@ class SharedDevice(Device):
         return self._device.roofline_us(cell)
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
-        """Times jobs, here and wherever a worker has joined; ``race`` holds for those timed here."""
+        """Times jobs, here and wherever a worker has joined; ``race`` holds for those timed here.
+
+        Raises:
+            StorageError: The database went away and did not come back; all that was timed here has been yielded.
+        """
         if not jobs:
             return
         outstanding = self._patience.call(lambda: self._board.post(jobs, self._run, self._seq))
@@ -194,6 +204,9 @@ class SharedDevice(Device):
                 elif outstanding:
                     time.sleep(delay)
                     delay = min(2 * delay, _POLL_S[1])
+        except StorageError:
+            yield from self._jobs.unsaved
+            raise
         finally:
             self._heartbeat.wanted = ()
 

@@ -51,6 +51,13 @@ def test_urls_that_are_none(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def _new(path: Path) -> Path:
+    """A database without studies."""
+    with StudyStore(path) as store:
+        store.backend.studies()
+    return path
+
+
 def test_not_a_database(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     path.write_text("hello, I am a text file of some length\n" * 100)
@@ -65,8 +72,7 @@ def test_not_a_database(tmp_path: Path) -> None:
 
 
 def test_a_damaged_database(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    StudyStore(path).close()
+    path = _new(tmp_path / "a.db")
     data = bytearray(path.read_bytes())
     data[100:8000] = b"\xff" * 7900
     path.write_bytes(data)
@@ -75,8 +81,7 @@ def test_a_damaged_database(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    StudyStore(path).close()
+    path = _new(tmp_path / "a.db")
     with sqlite3.connect(path) as connection:
         connection.execute("update alembic_version set version_num = 'v99.0.0.a'")
     connection.close()
@@ -93,7 +98,10 @@ def test_a_directory_and_a_missing_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot make the directory"):
         StudyStore(tmp_path / "file" / "deep" / "a.db")
-    StudyStore(tmp_path / "new" / "deep" / "a.db").close()
+    with StudyStore(tmp_path / "new" / "deep" / "a.db") as store:
+        assert not (tmp_path / "new").exists(), "it is made when it is used"
+        assert store.keys() == []
+    assert (tmp_path / "new" / "deep" / "a.db").exists()
 
 
 _OPEN = """
@@ -115,8 +123,7 @@ for path in sys.argv[1:]:
 
 
 def test_read_only(tmp_path: Path) -> None:
-    StudyStore(tmp_path / "a.db").close()
-    (tmp_path / "a.db").chmod(0o444)
+    _new(tmp_path / "a.db").chmod(0o444)
     paths = [str(tmp_path / name) for name in ("a.db", "b.db", "c.journal", "new/d.db")]
     for directory in (tmp_path, *tmp_path.parents[:2]):
         directory.chmod(0o555)
@@ -179,7 +186,7 @@ def test_a_full_disk_holds_measurements_back(
         def _limit(connection: sqlite3.Connection, record: object, proxy: object) -> None:
             connection.execute(f"PRAGMA max_page_count={limit['pages']}")
 
-        writer = store.writer(key, give_up_s=0.5)
+        writer = store.writer(key, give_up_s=3.0)
         for number, measurement in enumerate(given):
             writer.put(measurement.job.cell, measurement, "run", number)
         with pytest.raises(StorageError, match="full"):
