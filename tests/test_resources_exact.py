@@ -27,6 +27,7 @@ RECORDINGS = sorted((ROOT / "studies" / "recordings").glob("*.jsonl.gz"))
 GPU_OF = {
     (12, 0): GpuSpec.by_name("NVIDIA RTX PRO 6000 Blackwell Server Edition"),
     (9, 0): GpuSpec.by_name("NVIDIA H200"),
+    (10, 0): GpuSpec.by_name("NVIDIA B200"),
 }
 RTX_PRO, H200 = GPU_OF[(12, 0)], GPU_OF[(9, 0)]
 BF16 = MoEShape(256, 8, 3072, 256)
@@ -88,6 +89,21 @@ def test_legal_configs_of_an_sm120_part(shape: MoEShape, configs: int, legal: in
     space = SearchSpace.grid(shape)
     assert len(space) == configs
     assert sum(illegal_reason(config, shape, "up", RTX_PRO) is None for config in space.configs()) == legal
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpu", "config", "compiled"),
+    [
+        (BF16, "NVIDIA H200", LaunchConfig(128, 64, 256, 1, 2, 2), 98304),
+        (BF16, "NVIDIA H200", LaunchConfig(64, 64, 128, 1, 2, 8), 229376),
+        (FP8, "NVIDIA H200", LaunchConfig(16, 128, 64, 1, 2, 8), 64512),
+        (BLOCK_FP8, "NVIDIA H200", LaunchConfig(256, 128, 32, 1, 2, 4), 37888),
+        (BLOCK_FP8, "NVIDIA B200", LaunchConfig(256, 256, 128, 1, 4, 3), 198672),
+    ],
+)
+def test_wide_space(shape: MoEShape, gpu: str, config: LaunchConfig, compiled: int) -> None:
+    """As the compiler said: with two warps Hopper's tensor cores read registers."""
+    assert shared_bytes(config, shape, "up", GpuSpec.by_name(gpu)) == compiled
 
 
 @pytest.mark.slow

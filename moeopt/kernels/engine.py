@@ -245,7 +245,7 @@ def engine_shared_bytes(engine: str, config: LaunchConfig, shape: MoEShape, role
     """
     if not shape.group_size:
         return shared_bytes(config, shape, role, gpu, column_scales=engine == "vllm")
-    wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64
+    wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64 and config.num_warps >= 4
     activations = config.block_size_m * config.block_size_k * 2
     weights = config.block_size_n * config.block_size_k
     if config.block_size_k >= shape.reduction(role):
