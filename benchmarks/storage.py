@@ -1,13 +1,15 @@
-"""What storing costs: per trial in SQLite, PostgreSQL and a journal, and with eight workers at once.
+"""What storing costs: per trial in SQLite, PostgreSQL, MariaDB and a journal, and with eight workers at once.
 
-    python benchmarks/storage.py [--trials 864] [--workers 8] [--jobs 3000]
+    python -m benchmarks.storage [--trials 864] [--workers 8] [--jobs 3000] [--json benchmarks/results/storage.json]
 
-PostgreSQL is a server of its own in a temporary directory (Debian's package `postgresql`).
+The servers are started in temporary directories (Debian's packages `postgresql`, `mariadb-server-core`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import optuna
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.gpu_run import machine_facts  # noqa: E402
 from moeopt.measure.base import Cell, Job, Measurement, Resources  # noqa: E402
 from moeopt.measure.recording import RecordedDevice, Recording  # noqa: E402
 from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape  # noqa: E402
@@ -32,6 +35,7 @@ from moeopt.storage.codec import TrialContext, encode  # noqa: E402
 from moeopt.storage.journal import _frozen  # noqa: E402
 from moeopt.storage.shared import SharedDevice  # noqa: E402
 from moeopt.study import StudyKey, StudyStore  # noqa: E402
+from tests.storage.mariadb import MariaServer  # noqa: E402
 from tests.storage.server import PostgresServer  # noqa: E402
 
 SHAPE = MoEShape(256, 8, 3072, 256)
@@ -96,8 +100,8 @@ def through_optuna(url: str, count: int) -> tuple[float, float]:
     return wall / count, cpu / count
 
 
-def workers_at_once(url: str, workers: int, jobs: int) -> tuple[float, int, int]:
-    """Seconds, trials stored, and processes that stored them."""
+def workers_at_once(url: str, workers: int, jobs: int) -> dict[str, float | int]:
+    """A tune and workers share jobs: seconds, and what was answered and stored."""
     recording = Recording.load(RECORDING)
     device = RecordedDevice(recording)
     cells = [Cell(role, m) for m in recording.batch_sizes for role in ROLES]
@@ -125,11 +129,19 @@ def workers_at_once(url: str, workers: int, jobs: int) -> tuple[float, int, int]
         seconds = time.perf_counter() - begin
         stored = Counter(t.measurement.job for trials in store.load(key, cells).values() for t in trials)
         process.wait()
-        sys.stdout.write(f"answered {sum(done.values())}, distinct {len(done)}, stored {sum(stored.values())}, ")
-        sys.stdout.write(f"distinct {len(stored)}\n")
         with store.backend.begin() as connection:  # type: ignore[attr-defined]
             owners = connection.exec_driver_sql("select count(distinct owner) from moeopt_jobs").scalar()
-    return seconds, sum(stored.values()), int(owners)
+    return {
+        "workers": workers,
+        "processes_that_stored": int(owners),
+        "asked": jobs,
+        "answered": sum(done.values()),
+        "answered_distinct": len(done),
+        "stored": sum(stored.values()),
+        "stored_distinct": len(stored),
+        "seconds": round(seconds, 2),
+        "stored_per_minute": round(60 * sum(stored.values()) / seconds),
+    }
 
 
 def main() -> None:
@@ -137,31 +149,49 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=864)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--json", type=Path, help="Write the figures here, too.")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    server = PostgresServer()
+    facts = machine_facts(None)
+    facts["versions"] |= {
+        name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "psycopg", "pymysql")
+    }
+    facts["load"] = os.getloadavg()[0]
+    costs, shared = {}, {}
+    servers = {"PostgreSQL": PostgresServer(), "MariaDB": MariaServer()}
     try:
-        server.start()
+        for server in servers.values():
+            server.start()
         print("| database | writer, ms a trial | CPU ms | longest put, ms | Optuna's add_trial, ms a trial | CPU ms |")
         print("| --- | --- | --- | --- | --- | --- |")
         with tempfile.TemporaryDirectory() as directory:
-            for kind in ("SQLite", "PostgreSQL", "journal"):
-                urls = {
-                    "SQLite": [f"{directory}/{i}.db" for i in range(2)],
-                    "journal": [f"{directory}/{i}.journal" for i in range(2)],
-                    "PostgreSQL": [server.create_database(f"b{i}") for i in range(2)] if kind == "PostgreSQL" else [],
-                }[kind]
-                wall, cpu, longest = through_the_writer(urls[0], given.trials)
-                one_wall, one_cpu = through_optuna(urls[1], given.trials // 4)
-                numbers = (wall, cpu, longest, one_wall, one_cpu)
+            for kind in ("SQLite", "PostgreSQL", "MariaDB", "journal"):
+                suffix = {"SQLite": "db", "journal": "journal"}.get(kind)
+                urls = [
+                    f"{directory}/{i}.{suffix}" if suffix else servers[kind].create_database(f"b{i}") for i in range(2)
+                ]
+                numbers = (*through_the_writer(urls[0], given.trials), *through_optuna(urls[1], given.trials // 8))
+                names = ("writer_ms", "writer_cpu_ms", "longest_put_ms", "optuna_ms", "optuna_cpu_ms")
+                costs[kind] = {name: round(1e3 * x, 3) for name, x in zip(names, numbers, strict=True)}
                 print(f"| {kind} | " + " | ".join(f"{1e3 * x:.2f}" for x in numbers) + " |", flush=True)
-        seconds, stored, owners = workers_at_once(server.create_database("w"), given.workers, given.jobs)
-        print(
-            f"{given.workers} workers and the tune on PostgreSQL: {stored} trials stored by {owners} processes in "
-            f"{seconds:.1f} s, {60 * stored / seconds:.0f} a minute"
-        )
+        for kind, server in servers.items():
+            found = shared[kind] = workers_at_once(server.create_database("w"), given.workers, given.jobs)
+            print(f"{given.workers} workers and the tune on {kind}: {found}", flush=True)
     finally:
-        server.remove()
+        for server in servers.values():
+            server.remove()
+    if given.json:
+        command = f"python -m benchmarks.storage --trials {given.trials} --workers {given.workers} --jobs {given.jobs}"
+        content = {
+            "benchmark": "storage",
+            "command": command,
+            "machine": facts,
+            "trials": given.trials,
+            "studies": len(CELLS),
+            "cost_per_trial": costs,
+            "shared": shared,
+        }
+        given.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

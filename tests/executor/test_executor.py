@@ -114,13 +114,12 @@ def test_the_race_is_run_where_the_rounds_are_timed(executor: Executor, gpus: Re
     "options",
     [
         TuneOptions(batch_sizes=(1, 16, 64), trials=12, seed=2),
-        TuneOptions(batch_sizes=(1, 16), trials=8, seed=1, mode="joint"),
         TuneOptions(
             batch_sizes=(1, 16), trials=10, seed=3, sampler=optuna.samplers.TPESampler(n_startup_trials=3),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=2),
         ),
     ],
-    ids=["split", "joint", "optuna"],
+    ids=["ours", "optuna"],
 )  # fmt: skip
 def test_a_tune_ends_as_on_one_gpu(
     executor: Executor, gpus: Replayed, recording: Recording, tmp_path: Path, options: TuneOptions

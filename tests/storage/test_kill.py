@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_run import machine_facts
 from moeopt.study import StudyStore
 
 RECORDING = "moeopt/recordings/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
@@ -104,10 +105,7 @@ def test_killed_at_random_points(kind: str, runner: Runner, tmp_path: Path) -> N
     whole = Line.read(tmp_path / "whole.log")
 
     random_ = random.Random(11)
-    table = [
-        "| killed after | stored | lost | lost older than 1 s | timed twice | same end |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for number in range(points):
         storage = str(tmp_path / f"{number}.{suffix}")
         kill_after = random_.randrange(1, len(whole))
@@ -123,13 +121,20 @@ def test_killed_at_random_points(kind: str, runner: Runner, tmp_path: Path) -> N
         old = [line for line in lost if killed - line.when > 1.0]
         twice = [line for line in after if line.job in stored]
         same = _end(tmp_path / f"{number}-b.json") == _end(tmp_path / "whole.json")
-        table.append(
-            f"| {len(before)} of {len(whole)} | {len(stored)} | {len(lost)} | {len(old)} | {len(twice)} | {same} |"
-        )
+        rows.append(
+            {
+                "killed_after": len(before), "of": len(whole), "stored": len(stored), "lost": len(lost),
+                "lost_older_than_1_s": len(old), "timed_twice": len(twice), "same_end": same,
+            }
+        )  # fmt: skip
         assert not old
         assert not twice
         assert same
         assert len(_stored(storage)) == len(trials), "no trial is stored twice"
     artifacts = ROOT / "test-artifacts"
     artifacts.mkdir(exist_ok=True)
+    table = ["| " + " | ".join(rows[0]) + " |", "| --- " * len(rows[0]) + "|"]
+    table += ["| " + " | ".join(map(str, row.values())) + " |" for row in rows]
     (artifacts / f"kill-{kind}.md").write_text("\n".join(table) + "\n")
+    content = {"command": "pytest tests/storage/test_kill.py", "machine": machine_facts(None), "recording": RECORDING}
+    (artifacts / f"kill-{kind}.json").write_text(json.dumps({**content, "points": rows}, indent=1) + "\n")
