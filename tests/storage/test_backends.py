@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -12,6 +14,7 @@ import pytest
 from optuna.storages._rdb import models
 from sqlalchemy import select, update
 
+from moeopt.dashboard import annotate, serve
 from moeopt.errors import StorageError
 from moeopt.measure.base import Cell, Measurement
 from moeopt.storage.rdb import RdbBackend
@@ -71,8 +74,6 @@ def test_optuna_reads_what_was_written(url: str, key: StudyKey, measurements: Ma
 
 
 def test_attributes_stay_under_the_limit(url: str, key: StudyKey, measurements: Make) -> None:
-    import json
-
     _fill(url, key, measurements(12))
     with StudyStore(url) as store:
         for cell in CELLS:
@@ -185,3 +186,21 @@ def test_optuna_visualisation_and_importance(tmp_path: Path, key: StudyKey, meas
 def test_unknown_study_is_named(url: str, key: StudyKey) -> None:
     with StudyStore(url) as store, pytest.raises(StorageError, match="M=00777"):
         store.optuna_study(key, Cell("up", 777))
+
+
+def test_the_dashboard_is_served_over_it(url: str, key: StudyKey, measurements: Make) -> None:
+    _fill(url, key, measurements(24))
+    with StudyStore(url) as store:
+        assert annotate(store) == len(CELLS)
+        assert annotate(store) == 0, "nothing has changed"
+        with serve(store, 0) as address:
+            base = address.removesuffix("/dashboard")
+            with urllib.request.urlopen(f"{base}/api/studies") as answer:
+                found = {study["study_name"]: study["study_id"] for study in json.load(answer)["study_summaries"]}
+            assert set(found) == {key.study_name(cell) for cell in CELLS}
+            study_id = found[key.study_name(CELLS[3])]
+            with urllib.request.urlopen(f"{base}/api/studies/{study_id}?after=0") as answer:
+                detail = json.load(answer)
+        assert len(detail["trials"]) == 6
+        assert "Down projection, 64 tokens" in detail["note"]["body"]
+        assert any(max(trial["constraints"]) > 0 for trial in detail["trials"]), "what cannot be used is a constraint"
