@@ -1,58 +1,51 @@
-"""The worker's times beside those of ``triton.testing``, on the same launches: what differs, and by how much.
+"""The worker's times beside those of ``triton.testing.do_bench``, on the same launches.
 
     python -m benchmarks.agreement
 
-The worker times a graph of several launches in a row, each over another routing, with events before the
-first and after the last. ``do_bench`` times one launch at a time and writes 256 MB before each. So that the
-reasons for a difference can be told apart, every case is timed in several ways, in turn, three times over:
+The worker times a CUDA graph that holds a row of launches, each over another routing, and gives
+microseconds per launch. ``do_bench`` is given the same row of launches. The two take turns about twenty
+times for every config, a few milliseconds each and with the same work just before. Each pair of
+neighbouring results gives one ratio; the median of the ratios is the answer. The bar is 2 % for kernels
+over 50 µs.
 
-- ``worker``: the bench that runs in the GPU worker;
-- ``no pdl``: the same with ordinary instead of programmatic dependent launches;
-- ``alone``: the same, one launch a graph;
-- ``x4``: the row four times over in one graph: what is paid once per graph is paid a quarter as often;
-- ``do_bench``: each launch alone, mean of the medians over the routings;
-- ``clean``: ``do_bench`` whose flush reads 256 MB where the original writes them, so that L2 holds no line
-  that has to be written back while the kernel runs;
-- ``no flush``: ``do_bench`` without a flush, on cases whose weights exceed L2 by far;
-- ``row``, ``row x4``: ``do_bench`` of the worker's launches, and of four times those, per launch;
-- ``clean row``: ``do_bench`` of the worker's launches behind a flush that reads;
-- ``cudagraph``: ``do_bench_cudagraph`` of the row, per launch.
+Pairs are needed because large batches run into the GPU's power limit: its clock then depends on what ran
+in the second before, and two times that are taken one after the other differ by up to 10 %, whatever
+takes them. The clock is measured right after each result, and a pair whose clocks are more than 1 % apart
+does not count; how many were left out is printed. Where fewer than five are left, all of them count, and
+the row says so.
 
-Last come an empty kernel's times under ``do_bench``, with either flush: what a launch costs that does nothing.
+The last column is plain ``do_bench`` of one launch. It is longer for two reasons that a server does not
+have: the 256 MB that it writes before each launch leave L2 full of lines that must go to memory while the
+kernel runs (8 to 11 µs on an H200), and a launch that starts on an idle GPU takes about 3 µs more than one
+in a row.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-import triton
-from triton.testing import do_bench, do_bench_cudagraph
+from typing import Any, Final
 
 from benchmarks.gpu_run import RESULTS, Binary, compile_ahead, machine_facts, table, write_json
 from moeopt.gpu import GpuSpec
-from moeopt.kernels import builtin
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.kernels.layer import Layer, RoutedBatch
 from moeopt.measure.base import Cell, Job
 from moeopt.measure.bench import CudaBench
-from moeopt.measure.timer import GraphTimer
 from moeopt.shape import MoEShape, Role
 from moeopt.space import LaunchConfig
 
-BAR, LONG_US = 0.02, 50.0
-SHAPES = {
+BAR: Final = 0.02
+LONG_US: Final = 50.0
+SHAPES: Final = {
     "bf16": MoEShape(256, 8, 3072, 256),
     "fp8": MoEShape(256, 8, 6144, 256, "fp8_w8a8", (128, 128)),
 }
-CASES: tuple[tuple[str, Role, int, LaunchConfig], ...] = (
+CASES: Final[tuple[tuple[str, Role, int, LaunchConfig], ...]] = (
     ("bf16", "up", 16, LaunchConfig(16, 128, 64, 16, 4, 3)),
     ("bf16", "down", 64, LaunchConfig(16, 128, 64, 16, 4, 3)),
     ("bf16", "up", 256, LaunchConfig(16, 128, 128, 16, 4, 2)),
@@ -62,170 +55,246 @@ CASES: tuple[tuple[str, Role, int, LaunchConfig], ...] = (
     ("fp8", "up", 64, LaunchConfig(16, 128, 128, 16, 4, 3)),
     ("fp8", "down", 1024, LaunchConfig(64, 128, 128, 16, 4, 3)),
 )
-REPEATS, ROUNDS, REP_MS = 3, 7, 20
+PAIRS: Final = 20
+FEWEST_PAIRS: Final = 5
+SAME_CLOCK: Final = 0.01
+# A case goes on to more pairs than asked for while too many are left out, for so many seconds.
+CASE_S: Final = 3.0
+REP_MS: Final = 8
+PAUSE_S: Final = 0.002
+# do_bench makes the row 6 times before it warms up and times; the worker's side is given as much to do.
+ROWS_BEFORE: Final = 7
+ROUNDS: Final = 3
+CLOCK_CYCLES: Final = 400_000
 
 
-class OrdinaryLaunch(BuiltinKernel):
-    """The builtin kernel without programmatic dependent launch."""
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two neighbouring results on one config.
 
-    def bind(
-        self, layer: Layer, role: Role, batch: RoutedBatch, config: LaunchConfig, out: torch.Tensor
-    ) -> Callable[[], None]:
-        options = builtin._options(layer.shape, role, config, torch.cuda.get_device_capability(layer.device))
-        options.pop("launch_pdl", None)
-        return builtin.launch(layer, role, batch, config, out, options | {"DEPENDENT_LAUNCH": False})
+    Attributes:
+        worker_us: Microseconds per launch, as the worker times.
+        do_bench_us: Microseconds per launch, ``do_bench``'s median of the row.
+        worker_ghz: The GPU's clock right after the worker's.
+        do_bench_ghz: The GPU's clock right after ``do_bench``'s.
+    """
 
+    worker_us: float
+    do_bench_us: float
+    worker_ghz: float
+    do_bench_ghz: float
 
-@triton.jit
-def nothing(pointer):  # type: ignore[no-untyped-def]
-    """Does nothing."""
+    @property
+    def same_clock(self) -> bool:
+        """Whether both were timed at one clock."""
+        return abs(self.worker_ghz / self.do_bench_ghz - 1) <= SAME_CLOCK
 
-
-@contextlib.contextmanager
-def flush(clear: Callable[[torch.Tensor], object]) -> Iterator[None]:
-    """Has ``do_bench`` empty L2 in another way."""
-    active = triton.runtime.driver.active
-    active.clear_cache = clear
-    try:
-        yield
-    finally:
-        del active.clear_cache
-
-
-def median_us(function: Callable[[], None]) -> float:
-    """``do_bench``'s median in microseconds."""
-    return 1000 * float(do_bench(function, warmup=5, rep=REP_MS, return_mode="median"))
+    @property
+    def ratio(self) -> float:
+        """The worker's time over ``do_bench``'s."""
+        return self.worker_us / self.do_bench_us
 
 
-def each_us(launches: Sequence[Callable[[], None]]) -> float:
-    """Mean over the launches of ``do_bench``'s medians."""
-    return statistics.fmean(median_us(launch) for launch in launches)
+@dataclass(frozen=True)
+class Row:
+    """What was found for one config.
+
+    Attributes:
+        dtype: Name of the shape.
+        role: Which projection.
+        batch_size: Tokens.
+        config: What was launched.
+        launches: Launches of a row.
+        pairs: All pairs, in the order in which they were timed.
+        single_us: Plain ``do_bench`` of one launch: median over the launches of the row.
+    """
+
+    dtype: str
+    role: Role
+    batch_size: int
+    config: LaunchConfig
+    launches: int
+    pairs: tuple[Pair, ...]
+    single_us: float
+
+    @property
+    def counted(self) -> tuple[Pair, ...]:
+        """The pairs at one clock, or all where these are too few."""
+        same = tuple(pair for pair in self.pairs if pair.same_clock)
+        return same if len(same) >= FEWEST_PAIRS else self.pairs
+
+    @property
+    def apart(self) -> float:
+        """Median of the ratios, less one."""
+        return statistics.median(pair.ratio for pair in self.counted) - 1
+
+    @property
+    def us(self) -> tuple[float, float]:
+        """Medians of the worker's and of ``do_bench``'s microseconds."""
+        counted = self.counted
+        return statistics.median(p.worker_us for p in counted), statistics.median(p.do_bench_us for p in counted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the result file."""
+        worker, bench = self.us
+        return {
+            "dtype": self.dtype, "role": self.role, "batch_size": self.batch_size, "config": self.config.to_dict(),
+            "launches": self.launches, "worker_us": round(worker, 3), "do_bench_us": round(bench, 3),
+            "apart": round(self.apart, 5), "pairs": len(self.pairs), "counted": len(self.counted),
+            "one_clock": all(pair.same_clock for pair in self.counted), "single_us": round(self.single_us, 3),
+            "every_pair": [[round(value, 4) for value in asdict(pair).values()] for pair in self.pairs],
+        }  # fmt: skip
 
 
-def in_row(launches: Sequence[Callable[[], None]], times: int) -> Callable[[], None]:
-    """A function that makes the launches one after the other."""
+def worst(rows: Sequence[Row]) -> float | None:
+    """The largest difference of a kernel over 50 µs, as a share; None where there is none so long."""
+    return max((abs(row.apart) for row in rows if row.us[1] > LONG_US), default=None)
+
+
+def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConfig, pairs: int = PAIRS) -> Row:
+    """Times one config in pairs, on the current GPU.
+
+    Args:
+        bench: The worker's bench, open.
+        dtype: Name of the bench's shape.
+        role: Which projection.
+        m: Tokens.
+        config: What to launch.
+        pairs: How many to time; more, if so many are not at one clock.
+    """
+    job = Job(Cell(role, m), config)
+    bench.prepare(job.cell)
+    bench.check(job)
+    launches = bench._sides[0].launches
+    bench.round()  # captures the graph
 
     def row() -> None:
-        for _ in range(times):
-            for launch in launches:
-                launch()
+        for launch in launches:
+            launch()
 
-    return row
+    def worker() -> float:
+        for _ in range(ROWS_BEFORE):
+            bench.round()
+        return statistics.median(bench.round() for _ in range(ROUNDS))
 
+    def plain() -> float:
+        return median_us(row, REP_MS) / len(launches)
 
-def rounds_us(timer: GraphTimer) -> float:
-    """Median of a captured graph's rounds, per launch."""
-    timer.replay()
-    return statistics.median(timer.time() for _ in range(ROUNDS))
-
-
-def measure(bench: CudaBench, ordinary: BuiltinKernel, role: Role, m: int, config: LaunchConfig) -> dict[str, float]:
-    """All ways of timing one config: microseconds per launch, medians of the repeats."""
-    bench.prepare(Cell(role, m))
-    bench.check(Job(Cell(role, m), config))
-    launches = bench._sides[0].launches
-    workload = bench._workload(role, m)
-    out = bench._output(0, workload)
-    plain = [
-        ordinary.bind(bench._layers[i % workload.workset.copies], role, batch, config, out)
-        for i, batch in enumerate(workload.batches)
-    ]
-    for launch in plain:
-        launch()
-    count = len(launches)
-    graphs = {"no pdl": plain, "x4": [*launches] * 4}
-    timers = {name: GraphTimer() for name in graphs}
-    for name, row in graphs.items():
-        timers[name].capture(row)
-    single = [GraphTimer() for _ in launches]
-    for timer, launch in zip(single, launches, strict=True):
-        timer.capture([launch])
-    bench.round()
-    ways: dict[str, Callable[[], float]] = {
-        "worker": lambda: statistics.median(bench.round() for _ in range(ROUNDS)),
-        "no pdl": lambda: rounds_us(timers["no pdl"]),
-        "alone": lambda: alone_us(single),
-        "x4": lambda: rounds_us(timers["x4"]),
-        "do_bench": lambda: each_us(launches),
-        "clean": lambda: with_flush(torch.sum, lambda: each_us(launches)),
-        "no flush": lambda: with_flush(lambda _: None, lambda: each_us(launches)),
-        "row": lambda: median_us(in_row(launches, 1)) / count,
-        "row x4": lambda: median_us(in_row(launches, 4)) / count / 4,
-        "clean row": lambda: with_flush(torch.sum, lambda: median_us(in_row(launches, 1)) / count),
-        "cudagraph": lambda: (
-            1000 * float(do_bench_cudagraph(in_row(launches, 1), rep=REP_MS, return_mode="median")) / count
-        ),
-    }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(REPEATS):
-        for name, way in ways.items():
-            found[name].append(way())
+    found: list[Pair] = []
+    singles: list[float] = []
+    started = time.monotonic()
+    while len(found) < pairs or (
+        sum(pair.same_clock for pair in found) < pairs and time.monotonic() - started < CASE_S
+    ):
+        number = len(found)
+        # Each goes first every other time, so that neither always has the warmer GPU.
+        sides: dict[str, tuple[float, float]] = {}
+        for name in ("worker", "plain") if number % 2 == 0 else ("plain", "worker"):
+            time.sleep(PAUSE_S)
+            sides[name] = ((worker if name == "worker" else plain)(), clock_ghz())
+        (ours, our_clock), (theirs, their_clock) = sides["worker"], sides["plain"]
+        found.append(Pair(ours, theirs, our_clock, their_clock))
+        if number < pairs:
+            singles.append(median_us(launches[number % len(launches)], REP_MS / 2))
     bench.finish()
-    return {name: round(statistics.median(values), 3) for name, values in found.items()}
+    return Row(dtype, role, m, config, len(launches), tuple(found), statistics.median(singles))
 
 
-def alone_us(timers: Sequence[GraphTimer]) -> float:
-    """Each launch in a graph of its own, in turn: median over the rounds of the mean over the launches."""
-    return statistics.median(statistics.fmean(timer.time() for timer in timers) for _ in range(ROUNDS))
+def median_us(function: Callable[[], None], rep_ms: float) -> float:
+    """``do_bench``'s median in microseconds."""
+    from triton.testing import do_bench
+
+    return 1000 * float(do_bench(function, warmup=1, rep=rep_ms, return_mode="median"))
 
 
-def with_flush(clear: Callable[[torch.Tensor], object], way: Callable[[], float]) -> float:
-    """A way of timing under another flush."""
-    with flush(clear):
-        return way()
+def clock_ghz() -> float:
+    """The multiprocessors' clock: how long so many cycles take."""
+    import torch
+
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    torch.cuda._sleep(CLOCK_CYCLES)
+    last.record()
+    torch.cuda.current_stream().synchronize()
+    return CLOCK_CYCLES / (1e6 * first.elapsed_time(last))
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The table, and the worst difference."""
+    head = ("", "config", "worker", "do_bench", "apart", "pairs", "GHz", "one launch", "apart")
+    body = []
+    for row in rows:
+        ours, theirs = row.us
+        clock = statistics.median(pair.worker_ghz for pair in row.counted)
+        note = "" if all(pair.same_clock for pair in row.counted) else "*"
+        body.append(
+            (
+                f"{row.dtype} {row.role} M={row.batch_size}", str(row.config), f"{ours:.1f}", f"{theirs:.1f}",
+                f"{100 * row.apart:+.1f} %", f"{len(row.counted)}/{len(row.pairs)}{note}", f"{clock:.2f}",
+                f"{row.single_us:.1f}", f"{100 * (ours / row.single_us - 1):+.1f} %",
+            )
+        )  # fmt: skip
+    lines = [table(head, body)]
+    if any(cells[5].endswith("*") for cells in body):
+        lines.append("* the clock did not hold still: pairs at two clocks count, too")
+    found = worst(rows)
+    if found is not None:
+        verdict = "holds" if found <= BAR else "MISSED"
+        lines.append(f"worst difference over {LONG_US:g} µs: {100 * found:.2f} % (bar {100 * BAR:g} %: {verdict})")
+    return "\n".join(lines)
+
+
+def run(dtypes: Sequence[str], pairs: int = PAIRS) -> tuple[list[Row], dict[str, Any]]:
+    """Times all cases of these shapes on the first GPU.
+
+    Returns:
+        The rows, and the result as it is written.
+
+    Raises:
+        RuntimeError: A config cannot be compiled.
+    """
+    import torch
+
+    started = time.monotonic()
+    gpu = GpuSpec.detect(0)
+    chosen = [case for case in CASES if case[0] in dtypes]
+    failed = compile_ahead(
+        (Binary(BuiltinKernel(), SHAPES[dtype], role, m, config) for dtype, role, m, config in chosen),
+        gpu.compute_capability,
+    )
+    if failed:
+        raise RuntimeError("; ".join(failed))
+    rows: list[Row] = []
+    timing = ""
+    for dtype in dict.fromkeys(case[0] for case in chosen):
+        own = [case for case in chosen if case[0] == dtype]
+        bench = CudaBench(BuiltinKernel, SHAPES[dtype], 0, "uniform", tuple(dict.fromkeys(case[2] for case in own)))
+        timing = bench.open()["timing"]
+        rows += [compare(bench, *case, pairs=pairs) for case in own]
+        del bench
+        torch.cuda.empty_cache()
+    found = worst(rows)
+    return rows, {
+        "benchmark": "agreement", "machine": machine_facts(gpu), "timing": timing,
+        "wall_s": round(time.monotonic() - started, 1), "worst_over_50_us": found, "bar": BAR,
+        "columns_of_every_pair": [*Pair.__slots__], "rows": [row.to_dict() for row in rows],
+    }  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Times all cases, prints and writes them; 1 where the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES))
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="how often the two take turns on a config")
     parser.add_argument("--json", type=Path, help="where to write; default benchmarks/results/agreement-<GPU>.json")
     args = parser.parse_args(argv)
-    started = time.monotonic()
-    gpu = GpuSpec.detect(0)
-    chosen = [case for case in CASES if case[0] in args.dtypes]
-    failed = compile_ahead(
-        (Binary(BuiltinKernel(), SHAPES[dtype], role, m, config) for dtype, role, m, config in chosen),
-        gpu.compute_capability,
-    )
-    if failed:
-        print("\n".join(failed), file=sys.stderr)
-        return 2
-    rows: list[dict[str, Any]] = []
-    timing = ""
-    for dtype in dict.fromkeys(case[0] for case in chosen):
-        sizes = tuple(m for name, _, m, _ in chosen if name == dtype)
-        bench = CudaBench(BuiltinKernel, SHAPES[dtype], 0, "uniform", sizes)
-        timing = bench.open()["timing"]
-        for name, role, m, config in chosen:
-            if name == dtype:
-                us = measure(bench, OrdinaryLaunch(), role, m, config)
-                rows.append({"dtype": name, "role": role, "batch_size": m, "config": config.to_dict(), "us": us})
-        del bench
-        torch.cuda.empty_cache()
-    pointer = torch.zeros(1, device="cuda")
-    floor = {"do_bench": median_us(lambda: nothing[(1,)](pointer))}
-    floor["clean"] = with_flush(torch.sum, lambda: median_us(lambda: nothing[(1,)](pointer)))
-    names = list(rows[0]["us"])
-    print(f"{gpu.name}, {timing}; µs per launch, and the difference to the worker's")
-    for shown in (lambda r, n: f"{r['us'][n]:.1f}", lambda r, n: f"{100 * (r['us'][n] / r['us']['worker'] - 1):+.1f}%"):
-        body = [[f"{r['dtype']} {r['role']} {r['batch_size']}", *(shown(r, n) for n in names)] for r in rows]
-        print(table(["", *names], body))
-    long = [r["us"] for r in rows if r["us"]["do_bench"] > LONG_US]
-    worst = {n: max(abs(us["worker"] / us[n] - 1) for us in long) for n in names if n != "worker"}
-    print("worst difference over 50 µs: " + ", ".join(f"{n} {100 * value:.1f} %" for n, value in worst.items()))
-    print("an empty kernel: " + ", ".join(f"{n} {us:.1f} µs" for n, us in floor.items()))
-    wall = time.monotonic() - started
-    path = args.json or RESULTS / f"agreement-{gpu.name.replace(' ', '_')}.json"
-    write_json(
-        path,
-        {
-            "benchmark": "agreement", "machine": machine_facts(gpu), "timing": timing, "wall_s": round(wall, 1),
-            "rows": rows, "empty_us": floor, "worst": worst,
-        },
-    )  # fmt: skip
-    print(f"{wall:.0f} s; written to {path}")
-    return 0
+    rows, result = run(args.dtypes, args.pairs)
+    name = result["machine"]["gpu"]
+    print(f"{name}, {result['timing']}; µs per launch\n{report(rows)}")
+    path = args.json or RESULTS / f"agreement-{name.replace(' ', '_')}.json"
+    write_json(path, result)
+    print(f"{result['wall_s']:.0f} s; written to {path}")
+    return int((result["worst_over_50_us"] or 0.0) > BAR)
 
 
 if __name__ == "__main__":

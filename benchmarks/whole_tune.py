@@ -2,7 +2,7 @@
 
     python -m benchmarks.whole_tune --shape qwen3.5 --kernel builtin
     python -m benchmarks.whole_tune --shape glm5 --skip-published
-    python -m benchmarks.whole_tune --agreement-only
+    python -m benchmarks.agreement
 
 Every part runs in a process of its own:
 
@@ -11,7 +11,8 @@ Every part runs in a process of its own:
 - ``published``: the procedure of the engines' own scripts (one process, serial just-in-time compiling,
   160 launches of both projections per config and batch size) on a random sample of the space's legal
   configs, scaled to all of them;
-- ``agreement``: the worker's times beside ``triton.testing.do_bench``'s medians of the same launch.
+- ``agreement``: the worker's times beside ``triton.testing.do_bench``'s of the same launches, in turn
+  (:mod:`benchmarks.agreement`, in a file of its own).
 
 Bars (H200, 16 cores): cold 60 s for bf16 and 90 s for block fp8, warm 25 s, search and storage together
 under 10 % of the cold run, 60 times as fast as the published procedure, 2 % agreement over 50 µs.
@@ -35,7 +36,7 @@ from typing import Any
 from benchmarks.gpu_run import RESULTS, machine_facts, table, write_json
 from moeopt.gpu import GpuSpec
 from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.space import SearchSpace
 
 # The shape that is tuned cold, the one that is tuned with its cache, and the bar of the cold run in seconds.
 SHAPES: dict[str, tuple[MoEShape, MoEShape, float]] = {
@@ -312,65 +313,23 @@ def print_published(published: dict[str, Any], wall: float) -> None:
 
 
 def part_agreement(args: argparse.Namespace) -> dict[str, Any]:
-    """Times of the worker's bench beside do_bench's, for the default and a good config."""
-    import functools
+    """The worker's times beside do_bench's, in turn; the rows go to a file of their own."""
+    from benchmarks import agreement
 
-    from triton.testing import do_bench
-
-    from moeopt.kernels import get_kernel
-    from moeopt.measure.base import Cell, Job
-    from moeopt.measure.bench import CudaBench
-
-    shape = SHAPES[args.shape][0]
-    sizes = (16, 64, 256, 1024, 4096)
-    bench = CudaBench(functools.partial(get_kernel, args.kernel), shape, 0, "uniform", sizes)
-    facts = bench.open()
-    kernel = get_kernel(args.kernel)
-    gpu = GpuSpec.detect(0)
-    block_k = 128 if shape.block_shape else 64
-    rows = []
-    for m in sizes:
-        for role in ROLES:
-            good = LaunchConfig(16 if m <= 256 else 64, 128, block_k, 16, 4, 3)
-            for config in (kernel.default_config(shape, role, m, gpu), good):
-                job = Job(Cell(role, m), config)
-                bench.prepare(job.cell)
-                checked = bench.check(job)
-                ours = statistics.median(bench.round() for _ in range(5))
-                # The same launches, each alone: do_bench empties L2 before every one.
-                theirs = statistics.fmean(
-                    1000 * do_bench(launch, warmup=5, rep=40, return_mode="median")
-                    for launch in bench._sides[0].launches
-                )
-                bench.finish()
-                rows.append(
-                    {
-                        "role": role, "batch_size": m, "config": config.to_dict(), "ours_us": round(ours, 2),
-                        "do_bench_us": round(theirs, 2), "relative_error": checked.relative_error,
-                    }
-                )  # fmt: skip
-    long = [r for r in rows if r["do_bench_us"] > 50]
+    rows, found = agreement.run(sorted(agreement.SHAPES))
+    folder = args.out.parent if args.out else RESULTS
+    path = folder / f"agreement-{found['machine']['gpu'].replace(' ', '_')}.json"
+    write_json(path, found)
     return {
-        "timing": facts["timing"],
-        "rows": rows,
-        "worst_over_50_us": max(abs(r["ours_us"] / r["do_bench_us"] - 1) for r in long) if long else None,
-        "machine": machine_facts(gpu),
-    }
+        "timing": found["timing"], "worst_over_50_us": found["worst_over_50_us"], "machine": found["machine"],
+        "table": agreement.report(rows), "file": path.name,
+    }  # fmt: skip
 
 
 def print_agreement(found: dict[str, Any]) -> None:
     """Both timings of every launch."""
-    rows = [
-        (
-            f"{r['role']} M={r['batch_size']}",
-            str(LaunchConfig.from_dict(r["config"])),
-            f"{r['ours_us']:.1f}",
-            f"{r['do_bench_us']:.1f}",
-            f"{100 * (r['ours_us'] / r['do_bench_us'] - 1):+.1f} %",
-        )
-        for r in found["rows"]
-    ]
-    print(f"\n{found['timing']}\n{table(('', 'config', 'ours µs', 'do_bench µs', 'apart'), rows)}")
+    print(f"\nthe worker's times and do_bench's, in turn, µs per launch ({found['timing']}, {found['file']})")
+    print(found.pop("table"))
 
 
 def bars(result: dict[str, Any], cold_bar: float) -> dict[str, tuple[Any, Any, bool]]:

@@ -68,6 +68,9 @@ def start(setup: Setup) -> None:
     threading.Thread(target=_end_with_parent, args=(setup.parent_pid,), daemon=True).start()
     with contextlib.suppress(OSError):
         os.nice(5)
+    # Triton imports torch when it first looks at a kernel's arguments: seconds that are no part of a compile.
+    import torch  # noqa: F401
+
     from moeopt.kernels.target import cross_target
 
     _targets.enter_context(cross_target(setup.capability))

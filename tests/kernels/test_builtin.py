@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from moeopt.errors import UnsupportedShapeError
 from moeopt.gpu import GpuSpec
-from moeopt.kernels.builtin import BuiltinKernel, _options, launch, swaps_operands
+from moeopt.kernels.builtin import BuiltinKernel
+from moeopt.kernels.builtin_launch import launch, options_for, swaps_operands
 from moeopt.kernels.layer import Layer, make_batch, make_layer
 from moeopt.kernels.quant import compute_dtype
 from moeopt.kernels.reference import TOLERANCE, reference, relative_error
@@ -37,7 +38,7 @@ def error_of(layer: Layer, role: Role, ids: torch.Tensor, config: LaunchConfig, 
         device=layer.device,
     )
     if options:
-        launch(layer, role, batch, config, out, {**_options(layer.shape, role, config, None), **options})()
+        launch(layer, role, batch, config, out, {**options_for(layer.shape, role, config, None), **options})()
     else:
         BuiltinKernel().bind(layer, role, batch, config, out)()
     return relative_error(out, reference(layer, role, batch))

@@ -16,7 +16,8 @@ from triton.runtime.driver import driver
 
 from moeopt.gpu import GpuSpec
 from moeopt.kernels import builtin_kernel
-from moeopt.kernels.builtin import BuiltinKernel, _options, kernel_shared_bytes, launch
+from moeopt.kernels.builtin import BuiltinKernel, kernel_shared_bytes
+from moeopt.kernels.builtin_launch import launch, options_for
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.target import _NoDevice, cross_target, current_capability
 from moeopt.shape import MoEShape, Role
@@ -103,13 +104,13 @@ def test_a_launch_finds_what_was_compiled(
     monkeypatch.setattr(_NoDevice, "launcher_cls", staticmethod(launcher), raising=False)
     monkeypatch.setattr(_NoDevice, "utils", utils, raising=False)
     # The tensors lie on the CPU: the kernel is not to be interpreted for it here.
-    monkeypatch.setattr("moeopt.kernels.builtin.CpuKernel", lambda fn: builtin_kernel.moe_kernel)
+    monkeypatch.setattr("moeopt.kernels.builtin_launch.CpuKernel", lambda fn: builtin_kernel.moe_kernel)
     layer = make_layer(shape, device="cpu", seed=0)
     for tokens in (1, 37):
         batch = make_batch(layer, role, torch.tensor([[0, 1]] * tokens), seed=0)
         out = torch.empty((batch.num_pairs, shape.output_rows(role)), dtype=torch.bfloat16)
         with cross_target(capability):
-            launch(layer, role, batch, config, out, _options(shape, role, config, capability))()
+            launch(layer, role, batch, config, out, options_for(shape, role, config, capability))()
     assert len(launched) == 2 and launched[0] == launched[1]
     assert {path.parent.name for path in empty_cache.glob("*/*.cubin")} == before
 
