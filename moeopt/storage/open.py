@@ -99,7 +99,13 @@ def _open_rdb(url: StorageUrl) -> Backend:
         _use_wal(url)
         engine: dict[str, Any] = {"connect_args": {"timeout": _SQLITE_TIMEOUT_S}}
     else:
-        engine = {"pool_pre_ping": True, "connect_args": {"connect_timeout": _CONNECT_TIMEOUT_S}}
+        engine = {
+            "pool_pre_ping": True,
+            "connect_args": {"connect_timeout": _CONNECT_TIMEOUT_S},
+            # PostgreSQL's default. In MySQL's own, workers that claim jobs side by side lock the gaps between
+            # rows, and each other out.
+            "isolation_level": "READ COMMITTED",
+        }
     for attempt in range(_CREATE_ATTEMPTS):
         try:
             storage = RDBStorage(url.url, engine_kwargs=engine)
