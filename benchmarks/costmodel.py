@@ -8,7 +8,8 @@ All take --json FILE. A fold of --cross takes about 15 s of one core.
 
 Per cell (role, M): Spearman's rank correlation of predicted and measured times over all configs, the
 place of the true best in the predicted order (share of configs predicted faster), and how much slower
-than the best is the best among the first 1, 8 and 24 predicted.
+than the best is the best among the first 1, 8 and 24 predicted. And per batch size what ``moeopt suggest``
+would have chosen, against SGLang's default and the best pair.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from moeopt.costmodel import config_fields, correction_features, launch_parts, predict_us
+from moeopt.costmodel import SHIPPED, Coefficients, config_fields, correction_features, launch_parts, predict_us
 from moeopt.costmodel_fitted import FORMULA
 from moeopt.gpu import GpuSpec
+from moeopt.kernels.defaults import engine_default
 from moeopt.measure.recording import Recording
 from moeopt.shape import ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig
+from moeopt.suggest import suggest
 
 Array = NDArray[np.float64]
 
@@ -50,7 +53,8 @@ START: Mapping[str, tuple[float, float]] = {
     "l2_per_unit": (100.0, 0.8), "l2": (6000.0, 0.7), "shared": (150.0, 0.6), "latency": (0.8, 0.7),
     "sync": (0.05, 2), "warps": (0.3, 2), "issue": (0.3, 2), "alone": (1.0, 2), "prologue": (1.5, 1),
     "epilogue": (0.3, 2), "fill": (0.3, 2), "idle": (0.01, 2), "launch": (2.0, 1), "dram": (0.85, 0.2),
-    "short_loads": (0.3, 2), "short_dram": (0.1, 2), "block_scale": (0.5, 2), "spill": (5.0, 1.5),
+    "short_loads": (0.3, 2), "short_dram": (0.1, 2), "block_scale": (0.5, 2), "dequantise": (0.5, 2.5),
+    "dequantise_wgmma": (1.0, 1.5), "dequantise_groups": (1.5, 1), "spill": (5.0, 1.5),
     "whole_waves": (0.6, 0.5), "overlap": (3.0, 0.7), "bound": (3.0, 0.7),
 }  # fmt: skip
 
@@ -143,14 +147,64 @@ def judge(cell: CellData, predicted: Array) -> Score:
     return float(spearmanr(predicted, cell.us).statistic), place, regrets[0], regrets[1], regrets[2]
 
 
-def left_out(cells: Sequence[CellData]) -> list[tuple[CellData, Score]]:
-    """Each recording's cells, judged by a model that was fitted on all other recordings."""
+@dataclass(frozen=True)
+class Suggested:
+    """What became of a suggestion on a recording; µs of both projections, None where a config did not run.
+
+    Attributes:
+        recording: Its name.
+        batch_size: Tokens.
+        up: Suggested for the up projection.
+        down: Suggested for the down projection.
+        us: The suggestion's.
+        default_us: SGLang's default's.
+        best_us: Of the best pair with one BLOCK_SIZE_M.
+    """
+
+    recording: str
+    batch_size: int
+    up: str
+    down: str
+    us: float | None
+    default_us: float | None
+    best_us: float
+
+
+def suggested(cells: Sequence[CellData], coefficients: Coefficients) -> list[Suggested]:
+    """``moeopt suggest`` on one recording, by a model that may not have seen it."""
+    shape, gpu = cells[0].shape, cells[0].gpu
+    sizes = sorted({cell.batch_size for cell in cells})
+    us = {(cell.role, cell.batch_size): dict(zip(cell.configs, cell.us.tolist(), strict=True)) for cell in cells}
     rows = []
+    for m, s in suggest(shape, gpu, sizes, coefficients=coefficients).items():
+        up, down = us["up", m], us["down", m]
+        default = engine_default("sglang", shape, m, gpu)
+        best: dict[tuple[str, int], float] = {}
+        for role, times in (("up", up), ("down", down)):
+            for config, value in times.items():
+                key = (role, config.block_size_m)
+                best[key] = min(best.get(key, np.inf), value)
+        rows.append(
+            Suggested(
+                cells[0].recording, m, str(s.up), str(s.down),
+                up[s.up] + down[s.down] if s.up in up and s.down in down else None,
+                up[default] + down[default] if default in up and default in down else None,
+                min(value + best["down", rows_m] for (role, rows_m), value in best.items() if role == "up"),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def left_out(cells: Sequence[CellData]) -> tuple[list[tuple[CellData, Score]], list[Suggested]]:
+    """Each recording's cells, judged by a model that was fitted on all other recordings; and its suggestions."""
+    rows, suggestions = [], []
     for name in dict.fromkeys(cell.recording for cell in cells):
         fitted = fit([cell for cell in cells if layer(cell.recording) != layer(name)])
-        rows += [(cell, judge(cell, fitted.predict(cell))) for cell in cells if cell.recording == name]
+        mine = [cell for cell in cells if cell.recording == name]
+        rows += [(cell, judge(cell, predict(cell, fitted))) for cell in mine]
+        suggestions += suggested(mine, fitted)
         print(f"{name} judged", file=sys.stderr, flush=True)
-    return rows
+    return rows, suggestions
 
 
 def layer(recording: str) -> str:
@@ -158,23 +212,15 @@ def layer(recording: str) -> str:
     return recording.removesuffix("-sglang")
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Coefficients of a fit."""
-
-    formula: Mapping[str, float]
-    correction: Array
-
-    def predict(self, cell: CellData) -> Array:
-        """Logarithms of the predicted times."""
-        parts = launch_parts(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.fields, self.formula)
-        return np.asarray(np.log(parts.us) + np.clip(correction_features(parts) @ self.correction, -1.0, 1.0))
+def predict(cell: CellData, coefficients: Coefficients = SHIPPED) -> Array:
+    """Predicted times of a cell."""
+    return predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs, coefficients)
 
 
-def fit(cells: Sequence[CellData]) -> Fitted:
+def fit(cells: Sequence[CellData]) -> Coefficients:
     """Formula and correction."""
     formula = fit_formula(cells)
-    return Fitted(formula, fit_correction(cells, formula))
+    return Coefficients(formula, fit_correction(cells, formula).tolist())
 
 
 def summary(rows: Sequence[tuple[CellData, Score]]) -> dict[str, float]:
@@ -202,7 +248,24 @@ def table(rows: Sequence[tuple[CellData, Score]]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, what: str, rows: Sequence[tuple[CellData, Score]]) -> None:
+def suggestion_summary(rows: Sequence[Suggested]) -> dict[str, float]:
+    """Regret against the best, and speed over the default (geometric mean), where both ran."""
+    ran = [row for row in rows if row.us is not None]
+    regrets = [row.us / row.best_us - 1 for row in ran if row.us is not None]
+    gains = [row.default_us / row.us for row in ran if row.us is not None and row.default_us is not None]
+    slower = sum(gain < 1 for gain in gains)
+    return {
+        "cells": len(rows),
+        "did_not_run": len(rows) - len(ran),
+        "mean_regret": round(float(np.mean(regrets)), 4),
+        "median_regret": round(float(np.median(regrets)), 4),
+        "worst_regret": round(max(regrets), 4),
+        "speed_over_default": round(float(np.exp(np.mean(np.log(gains)))), 3),
+        "slower_than_default": slower,
+    }
+
+
+def write_json(path: Path, what: str, rows: Sequence[tuple[CellData, Score]], suggestions: Sequence[Suggested]) -> None:
     """The table as JSON."""
     by_recording: dict[str, list[tuple[CellData, Score]]] = {}
     for row in rows:
@@ -213,12 +276,19 @@ def write_json(path: Path, what: str, rows: Sequence[tuple[CellData, Score]]) ->
         + " ".join(a if a.startswith("--") else Path(a).name for a in sys.argv[1:]),
         "commit": commit(),
         "all": summary(rows),
+        "suggest": suggestion_summary(suggestions),
         "recordings": {
             name: {
                 **summary(mine),
                 "per_cell": {
                     f"{cell.role} {cell.batch_size}": [round(value, 4) for value in score] for cell, score in mine
                 },
+                "suggest": suggestion_summary([s for s in suggestions if s.recording == name]),
+                "suggestions": [
+                    {k: round(v, 1) if isinstance(v, float) else v for k, v in vars(s).items() if k != "recording"}
+                    for s in suggestions
+                    if s.recording == name
+                ],
             }
             for name, mine in by_recording.items()
         },
@@ -254,17 +324,25 @@ def main() -> None:
         return
     if options.cross:
         what = "fitted on the other recordings, judged on each in turn"
-        rows = left_out(cells)
+        rows, suggestions = left_out(cells)
     else:
         what = "the shipped coefficients"
-        rows = [
-            (cell, judge(cell, predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs)))
-            for cell in cells
-        ]
+        rows = [(cell, judge(cell, predict(cell))) for cell in cells]
+        by_recording: dict[str, list[CellData]] = {}
+        for cell in cells:
+            by_recording.setdefault(cell.recording, []).append(cell)
+        suggestions = [s for mine in by_recording.values() for s in suggested(mine, SHIPPED)]
     print(table(rows))
     print(f"{len(FORMULA)} coefficients of the formula, ridge {RIDGE}")
+    for s in suggestions:
+        us, default = s.us or float("nan"), s.default_us or float("nan")
+        print(
+            f"{s.recording:42} M={s.batch_size:<5} {us / s.best_us - 1:+7.1%}, {default / us:5.2f}x the default: "
+            f"{s.up}, {s.down}"
+        )
+    print(f"suggestions: {suggestion_summary(suggestions)}")
     if options.json is not None:
-        write_json(options.json, what, rows)
+        write_json(options.json, what, rows, suggestions)
 
 
 if __name__ == "__main__":
