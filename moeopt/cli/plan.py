@@ -25,6 +25,8 @@ from moeopt.space import SearchSpace
 from moeopt.study_file import StudyFile, find_recording
 
 GIB = 1024**3
+# Resident memory of one, measured while it compiled.
+COMPILE_PROCESS_GIB = 0.33
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +47,9 @@ class Plan:
         legal: Of these, how many fit the GPU.
         trials: Most that may be timed per (batch size, projection).
         memory_bytes: GPU memory that a tune takes.
+        least_memory_bytes: What it can do with.
         seconds: Estimated wall time, or None where the GPU's rates are not known.
+        compiled_seconds: The same where ``moeopt compile`` has filled Triton's cache.
         cores: Compile processes that the estimate counts on.
         files: Names of the files that would be written, per engine.
     """
@@ -58,7 +62,9 @@ class Plan:
     legal: int
     trials: int
     memory_bytes: int
+    least_memory_bytes: int
     seconds: float | None
+    compiled_seconds: float | None
     cores: int
     files: dict[str, list[str]]
 
@@ -72,7 +78,10 @@ class Plan:
             "trials": self.trials,
             "timed_at_most": self.trials * len(self.batch_sizes) * len(ROLES),
             "memory_bytes": self.memory_bytes,
+            "least_memory_bytes": self.least_memory_bytes,
+            "memory_shared_with_host": self.gpu.unified_memory,
             "estimated_seconds": self.seconds,
+            "estimated_seconds_compiled_before": self.compiled_seconds,
             "cores": self.cores,
             "files": self.files,
         }
@@ -93,6 +102,7 @@ def make_plan(
     configs = chosen.configs()
     legal = sum(all(resources.illegal_reason(c, shape, role, gpu) is None for role in ROLES) for c in configs)
     cores = max(1, (os.cpu_count() or 2) - 1)
+    need = memory_needed(shape, batch_sizes, l2_bytes=gpu.l2_bytes)
     return Plan(
         shape=shape,
         gpu=gpu,
@@ -101,8 +111,10 @@ def make_plan(
         configs=len(configs),
         legal=legal,
         trials=trials,
-        memory_bytes=memory_needed(shape, batch_sizes, l2_bytes=gpu.l2_bytes).total,
+        memory_bytes=need.total,
+        least_memory_bytes=need.least + need.context,
         seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores),
+        compiled_seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores, compiled=True),
         cores=cores,
         files={engine: _file_names(engine, shape, gpu, triton) for engine in ENGINES},
     )
@@ -163,25 +175,35 @@ def plan(
         console.print(line)
     share = 100 * made.legal / made.configs
     timed = made.trials * len(made.batch_sizes) * len(ROLES)
-    needs = f"needs {made.memory_bytes / GIB:.1f} GiB of the GPU's {made.gpu.memory_bytes / GIB:.0f} GiB"
-    if made.gpu.unified_memory:
-        needs += ", which the host's programs share"
     console.print(f"shape   {shape.slug()} on {made.gpu.name}")
     console.print(f"space   {made.space}: {made.legal} of {made.configs} configs fit the GPU ({share:.0f} %)")
     console.print(
         f"trials  at most {made.trials} for each of {len(made.batch_sizes)} batch sizes and {len(ROLES)} projections: "
         f"{timed} timed, {100 * made.trials / max(1, made.legal):.1f} % of the legal configs each"
     )
-    console.print(f"memory  {needs}")
-    if made.seconds is not None:
+    console.print(f"memory  {_memory(made)}")
+    if made.seconds is not None and made.compiled_seconds is not None:
         console.print(
-            f"time    about {made.seconds:.0f} s with {made.cores} compile processes (an estimate, not measured)"
+            f"time    about {made.seconds:.0f} s with {made.cores} compile processes, {made.compiled_seconds:.0f} s if "
+            "moeopt compile has filled Triton's cache before (estimates, not measured)"
         )
     for name, files in made.files.items():
         for path in files:
             console.print(f"{name:7} {path}")
     if json_path is not None:
         write_file(json_path, json.dumps(made.to_dict(), indent=1) + "\n")
+
+
+def _memory(made: Plan) -> str:
+    needs = f"takes {made.memory_bytes / GIB:.1f} GiB, needs {made.least_memory_bytes / GIB:.1f} GiB"
+    if made.gpu.unified_memory:
+        return (
+            f"{needs} of the memory that {made.gpu.name} shares with its host, and {COMPILE_PROCESS_GIB} GiB for each "
+            "of the compile processes: what the system and its programs leave of it shows only there"
+        )
+    if made.least_memory_bytes > made.gpu.memory_bytes:
+        return f"{needs}, more than the GPU's {made.gpu.memory_bytes / GIB:.0f} GiB: leave the largest batch sizes out"
+    return f"{needs} of the GPU's {made.gpu.memory_bytes / GIB:.0f} GiB: a server there must leave as much, or stop"
 
 
 def _gpu(name: str | None) -> GpuSpec:
