@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moeopt.measure.base import Cell, Job
@@ -51,3 +53,18 @@ class DriftingBench(FaultyBench):
 
     def round(self) -> float:
         return super().round() * self.factor
+
+
+@dataclass
+class HangsLaterBench(FaultyBench):
+    """Sound for so many configs; the next launch never ends, and leaves a file that says so."""
+
+    sound: int = 12
+    marker: str = ""
+
+    def check(self, job: Job) -> Checked:
+        self.sound -= 1
+        if self.sound < 0:
+            Path(self.marker).touch()
+            time.sleep(3600)
+        return super().check(job)
