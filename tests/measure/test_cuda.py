@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton
 
+from benchmarks import agreement
 from moeopt.compile import CompilePool
 from moeopt.devices import DeviceOptions
 from moeopt.kernels import get_kernel
@@ -141,27 +142,19 @@ def test_a_launch_that_misbehaves_costs_its_config_alone(
 
 
 def test_the_worker_agrees_with_do_bench_of_its_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel over 50 µs, the launches in a row; benchmarks/agreement.py tells the ways of timing apart."""
-    from triton.testing import do_bench
-
+    """A kernel over 50 µs, the launches in a row, in turn: so the benchmark does, which has the bar of 2 %."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     before = torch.cuda.current_stream()
     bench = CudaBench(functools.partial(get_kernel, "builtin"), MoEShape(128, 8, 4096, 512), 0, "uniform", (1024,))
     try:
         bench.open()
-        assert bench.check(Job(Cell("up", 1024), CONFIGS[3])).relative_error < 1e-2
-        ours = statistics.median(bench.round() for _ in range(5))
-        launches = bench._sides[0].launches * 4
-
-        def row() -> None:
-            for launch in launches:
-                launch()
-
-        theirs = 1000 * do_bench(row, return_mode="median") / len(launches)
+        found = agreement.compare(bench, "bf16", "up", 1024, CONFIGS[3], pairs=10)
     finally:
         torch.cuda.set_stream(before)
         triton.knobs.compilation.listener = None
-    assert ours > 50 and ours == pytest.approx(theirs, rel=0.05)
+    assert len(found.pairs) >= 10 and found.us[0] > 50
+    # Other tests may have the GPU at the same time.
+    assert found.apart == pytest.approx(0.0, abs=0.05)
 
 
 def test_a_binary_of_the_pool_is_the_one_that_is_launched(device: CudaDevice) -> None:
