@@ -41,7 +41,8 @@ def best_split(recording: Recording, configs: Sequence[LaunchConfig], m: int) ->
 def test_the_best_sound_config_is_found_and_every_fault_is_counted(
     recording: Recording, tiny_recording: Callable[..., Path], tmp_path: Path
 ) -> None:
-    configs = [config for config, row in recording.rows.items() if row.status == "ok"]
+    # Every second one: each crash, hang and stuck GPU costs a new worker, a second or two.
+    configs = [config for config, row in recording.rows.items() if row.status == "ok"][::2]
     faults = choose_faults(configs, share=0.1, kinds=KINDS, seed=0)
     assert Counter(faults.values()) == dict.fromkeys(KINDS, round(0.1 * len(configs)))
     device = make_device(tiny_recording(), tmp_path, faults=faults, batch_sizes=SIZES)
