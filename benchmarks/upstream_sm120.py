@@ -127,11 +127,12 @@ def compile_files(
     for file in files:
         failed: list[str] = []
         binaries: dict[str, bool] = {}
+        if not wanted.get(file.label):
+            found[file.label] = ([], 0, 0)
+            continue
         kernel = engine_kernel(file.engine)
         with PatientPool(kernel, file.shape, file.gpu.compute_capability, workers, cache_dir) as pool:
-            futures = [
-                (m, config, role, pool.submit(config, role, m)) for m, config, role in wanted.get(file.label, ())
-            ]
+            futures = [(m, config, role, pool.submit(config, role, m)) for m, config, role in wanted[file.label]]
             for m, config, role, future in futures:
                 compiled = future.result()
                 if compiled.failure is not None or compiled.resources is None:
