@@ -19,7 +19,7 @@ from moeopt.shape import ROLES, MoEShape
 
 _HEADER: Final = (
     "format", "kernel", "kernel_hash", "shape", "gpu", "versions", "timing", "slow_factor", "routing", "roles",
-    "space", "sample", "batch_sizes", "complete", "clocks", "roofline_us", "extends",
+    "space", "sample", "batch_sizes", "complete", "clocks", "roofline_us",
 )  # fmt: skip
 _VERSIONS: Final = ("triton", "torch", "driver", "cuda", "moeopt", "python", "sglang", "vllm")
 _ROW: Final = ("config", "status", "reason", "error", "compile_s")

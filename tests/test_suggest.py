@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from moeopt.cli import build_app
 from moeopt.errors import ExportError
+from moeopt.export import export_configs
+from moeopt.export.install import install_configs
 from moeopt.export.write import MARKER
 from moeopt.gpu import GpuSpec
 from moeopt.kernels.defaults import engine_default
@@ -88,6 +90,21 @@ class TestFiles:
         with pytest.raises(ExportError, match="may be measured"):
             write_suggestions("sglang", tmp_path, FP8, RTX_PRO, "3.6.0", found)
         assert not (tmp_path / MARKER).exists()
+
+    def test_the_exporter_itself_never_mixes_them(self, tmp_path: Path) -> None:
+        s = suggest(FP8, RTX_PRO, [1])[1]
+        args = (FP8, RTX_PRO.name, "3.6.0", {1: s.up}, {1: s.down})
+        measured, marked = tmp_path / "measured", tmp_path / "marked"
+        written = export_configs("sglang", measured, *args)
+        before = written[0].read_bytes()
+        with pytest.raises(ExportError, match="not marked"):
+            export_configs("sglang", measured, *args, unmeasured=True)
+        assert written[0].read_bytes() == before
+        write_suggestions("sglang", marked, FP8, RTX_PRO, "3.6.0", {1: s})
+        with pytest.raises(ExportError, match="unmeasured suggestions"):
+            export_configs("sglang", marked, *args)
+        with pytest.raises(ExportError, match="unmeasured suggestions"):
+            install_configs("sglang", *args, environment={"SGLANG_MOE_CONFIG_DIR": str(marked)})
 
     def test_its_own_directory_can_be_written_again(self, tmp_path: Path) -> None:
         for sizes in ([1, 64], [2]):

@@ -57,7 +57,8 @@ def export_configs(
         down: Batch size -> config of the down projection, None in joint mode.
         replace: Write only these batch sizes and drop what is in the files. Otherwise other batch
             sizes are kept.
-        unmeasured: These are suggestions of a cost model. Without it a directory of such is refused.
+        unmeasured: These are suggestions of a cost model, and the directory is marked as such. Without it
+            a marked directory is refused.
 
     Returns:
         The written paths, up first.
@@ -75,6 +76,11 @@ def export_configs(
     root = Path(directory)
     if not unmeasured:
         refuse_unmeasured(root)
+    elif not (root / MARKER).exists():
+        raise ExportError(
+            f"{root} is not marked as holding unmeasured configs ({MARKER}): write them with moeopt suggest, into a "
+            "new directory"
+        )
     target = root / "configs" / version_directory(triton_version) if engine == "sglang" else root
     try:
         target.mkdir(parents=True, exist_ok=True)
