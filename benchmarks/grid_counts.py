@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.compile_grid import SHAPES, PatientPool
 from moeopt.compile.survey import Survey
+from moeopt.errors import UnsupportedShapeError
 from moeopt.gpu import GpuSpec
 from moeopt.kernels import get_kernel
 from moeopt.kernels.base import MoEKernel
@@ -81,6 +82,12 @@ def legal_configs(kernel: MoEKernel, shape: MoEShape, gpu: GpuSpec) -> list[Laun
 def count(kernel: MoEKernel, scheme: str, gpu: GpuSpec, options: argparse.Namespace) -> Counts:
     """All of one row; compiles what is missing."""
     shape = LAYERS[scheme]
+    try:
+        kernel.check(shape, gpu)
+    except UnsupportedShapeError as error:
+        refused = Counts(gpu.name, gpu.sm, scheme, len(SearchSpace.grid(shape)), 0)
+        refused.messages = {str(error): 0}
+        return refused
     legal = legal_configs(kernel, shape, gpu)
     counts = Counts(gpu.name, gpu.sm, scheme, len(SearchSpace.grid(shape)), len(legal))
     _count_allocated(counts, SHAPES[scheme], gpu)
@@ -174,7 +181,9 @@ def markdown(rows: list[Counts]) -> str:
             + " | ".join(numbers)
             + f" | {cores} |"
         )
-    failures = [f"- sm_{c.sm} {c.scheme}: {text}: {n}" for c in rows for text, n in c.messages.items()]
+    failures = [
+        f"- sm_{c.sm} {c.scheme}: {text}" + (f": {n}" if n else "") for c in rows for text, n in c.messages.items()
+    ]
     return "\n".join([*lines, "", "Failures:" if failures else "No compile failed.", *failures])
 
 
