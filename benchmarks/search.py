@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from moeopt.search.lattice import LatticeOptions, LatticeStrategy
 from moeopt.search.ledger import Ledger
 from moeopt.search.optuna_strategy import OptunaStrategy
 from moeopt.search.strategy import SearchProblem, Strategy
-from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES
+from moeopt.shape import ROLES
 from moeopt.space import LaunchConfig, SearchSpace
 
 RECORDINGS = Path(__file__).parent.parent / "studies" / "recordings"
@@ -347,10 +347,9 @@ def run_recording(path: Path, methods: Sequence[str], trials: int, seeds: int) -
     }
 
 
-def speed(path: Path, observations: int = 1000) -> None:
-    """Prints what one generation of suggestions costs when so much is known."""
+def speed(path: Path, observations: int = 1000, repeats: int = 9) -> list[dict[str, Any]]:
+    """What one generation of suggestions costs when so much is known: CPU time, least of some repeats."""
     judge = Judge(Recording.load(path))
-    sizes = [m for m in DEFAULT_BATCH_SIZES if m in judge.recording.batch_sizes]
     cells = judge.cells
     rng = np.random.default_rng(0)
     each = -(-observations // len(cells))
@@ -359,18 +358,30 @@ def speed(path: Path, observations: int = 1000) -> None:
     for cell in cells:
         jobs = [Job(cell, judge.candidates[i]) for i in sorted(rng.choice(pool, each, replace=False))]
         known[cell] = list(judge.device.measure(jobs))
-    problem = judge.problem(each + 24, 0, load_landscapes(RECORDINGS, exclude_shape=judge.recording.shape))
-    problem = SearchProblem(**{**{f: getattr(problem, f) for f in problem.__dataclass_fields__}, "known": known})
+    landscapes = load_landscapes(RECORDINGS, exclude_shape=judge.recording.shape)
+    problem = replace(judge.problem(each + 24, 0, landscapes), known=known)
+    out = []
     for fit in ((0,), ()):
-        strategy = LatticeStrategy(problem, options=LatticeOptions(fit_at=fit))
-        start = time.process_time()
-        jobs = strategy.ask()
-        took = time.process_time() - start
-        print(
-            f"{sum(map(len, known.values()))} observations, {len(cells)} cells ({len(sizes)} batch sizes), "
-            f"{len(judge.candidates)} configs, hyperparameters {'fitted' if fit else 'kept'}: {len(jobs)} suggestions "
-            f"in {took:.3f} s, {1e3 * took / len(cells):.1f} ms per cell, {1e3 * took / len(jobs):.1f} ms each"
-        )
+        strategies = [LatticeStrategy(problem, options=LatticeOptions(fit_at=fit)) for _ in range(repeats)]
+        took = []
+        for strategy in strategies:
+            start = time.process_time()
+            jobs = strategy.ask()
+            took.append(1e3 * (time.process_time() - start))
+        row = {
+            "recording": path.name,
+            "observations": sum(map(len, known.values())),
+            "cells": len(cells),
+            "configs": len(judge.candidates),
+            "hyperparameters": "fitted" if fit else "kept",
+            "suggestions": len(jobs),
+            "ms_per_cell": min(took) / len(cells),
+            "ms_per_cell_median": statistics.median(took) / len(cells),
+            "ms_per_suggestion": min(took) / len(jobs),
+        }
+        print(", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+        out.append(row)
+    return out
 
 
 def as_json(results: Sequence[dict[str, Any]]) -> str:
@@ -428,8 +439,9 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     paths = sorted(RECORDINGS.glob("*.jsonl.gz")) if given.all or not given.recording else given.recording
     if given.speed:
-        for path in paths:
-            speed(path)
+        costs = [row for path in paths for row in speed(path)]
+        if given.json:
+            given.json.write_text(as_json(costs))
         return
     asked = [a.strip() for a in given.methods.split(",")]
     methods = [name for name in METHODS if any(name == a or (a not in METHODS and name.startswith(a)) for a in asked)]

@@ -28,7 +28,8 @@ class Shortlist:
         current: The best so far in each sample, float64 [samples]; 0 where there is an incumbent.
         quota: How many to pick.
         kind: No two configs of one kind are picked, int64 [n]; None: each is of its own.
-        first: Which may be picked first, bool [n], as long as one of them gains; None: all.
+        first: Which are picked first, bool [n], as long as one of them gains; None: all alike.
+        first_turns: How many picks that is said of.
         chosen: Positions in ``configs`` picked so far.
     """
 
@@ -40,6 +41,7 @@ class Shortlist:
     quota: int
     kind: Ints | None = None
     first: NDArray[np.bool_] | None = None
+    first_turns: int = 1
     chosen: list[int] = field(default_factory=list)
 
     def gains(self) -> Floats:
@@ -93,7 +95,11 @@ def pick(
         for shortlist, gains in turns:
             there = np.fromiter((int(c) in have for c in shortlist.configs), bool, len(shortlist.configs))
             open_ = gains >= 0
-            if turn == 0 and shortlist.first is not None and (open_ & shortlist.first & (gains > 0)).any():
+            if (
+                turn < shortlist.first_turns
+                and shortlist.first is not None
+                and (open_ & shortlist.first & (gains > 0)).any()
+            ):
                 open_ &= shortlist.first
             score = np.where(there, gains, gains * discount - cost)
             allowed = open_ & there if len(have) - len(compiled) >= allowance else open_

@@ -37,8 +37,12 @@ def chance_to_compile(features: Floats, configs: Ints, failed: Ints, ran: Ints) 
     if not len(failed):
         return np.ones(len(configs))
 
+    here = features[configs]
+    square = (here * here).sum(axis=1)[:, None]
+
     def near(others: Ints) -> Floats:
-        squares = ((features[configs][:, None] - features[others]) ** 2).sum(axis=2)
+        there = features[others]
+        squares = np.maximum(square + (there * there).sum(axis=1) - 2 * (here @ there.T), 0.0)
         return np.asarray(np.exp(-squares / (2 * _REACH**2)).sum(axis=1))
 
     bad, good = near(failed), near(ran)

@@ -45,8 +45,7 @@ class LatticeOptions:
         roofline: A batch size at this share of its roofline is left alone once little is to be expected.
         little: What that is, as expected improvement.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
-        tiles_until: Generations in which a cell tries no two configs that differ in GROUP_SIZE_M alone, and
-            from the second on one that is a step away from its best.
+        tiles_until: Generations in which a cell tries no two configs that differ in GROUP_SIZE_M alone.
         portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
     """
 
@@ -197,6 +196,7 @@ class LatticeStrategy(Strategy):
         targets = state.targets()
         there = np.array(sorted(compiled), dtype=np.int64)
         lists: list[Ints] = []
+        near = self._neighbours()
         for cell in range(len(self._cells)):
             score = state.mean[cell] - targets[cell][self._block]
             score[state.closed[cell]] = np.inf
@@ -205,7 +205,7 @@ class LatticeStrategy(Strategy):
             count = min(self.options.shortlist * (2 if state.empty else 1), len(score) - 1)
             best = np.argpartition(score, count)[:count]
             also = there[np.argsort(score[there], kind="stable")[:_COMPILED]]
-            some = np.unique(np.concatenate([best, also, self._neighbours(cell)]))
+            some = np.unique(np.concatenate([best, also, near[cell]]))
             lists.append(some[np.isfinite(score[some])] if cell in quotas else some[:0])
         covariances = state.covariances(lists)
         out = []
@@ -225,7 +225,8 @@ class LatticeStrategy(Strategy):
                     current=np.full(self.options.samples, 0.0 if state.begun[cell] else _UNKNOWN),
                     quota=quota,
                     kind=self._tile[configs] if self._tiles_only else configs,
-                    first=np.isin(configs, self._neighbours(cell)),
+                    first=np.isin(configs, near[cell]),
+                    first_turns=self._near_turns,
                 )
             )
         return out
@@ -242,13 +243,28 @@ class LatticeStrategy(Strategy):
         out[order[np.unique(self._tile[order], return_index=True)[1]]] = False
         return np.asarray(out | np.isin(self._tile, self._tile[tried]))
 
-    def _neighbours(self, cell: int) -> Ints:
-        """Configs one step from the cell's best in one parameter, whatever their GROUP_SIZE_M."""
-        best = self.ledger.incumbent(self._cells[cell])
-        if not self._tiles_only or best is None or best.job.config not in self._index:
-            return np.zeros(0, dtype=np.int64)
-        away = np.abs(self._steps - self._steps[self._index[best.job.config]]).sum(axis=1)
-        return np.flatnonzero(away == 1)
+    @property
+    def _near_turns(self) -> int:
+        """How many picks of a cell go to what is a step away from the best: two while tiles are to be settled."""
+        return 2 if self.options.generations <= 2 * self._generation and self._tiles_only else 1
+
+    def _neighbours(self) -> list[Ints]:
+        """For each cell the untried tiles one step in one parameter from what would be chosen now, as configs.
+
+        What would be chosen is of a BLOCK_SIZE_M that is good for both roles, which the cell's own best
+        need not be.
+        """
+        out = []
+        chosen = self.choose()
+        for cell in self._cells:
+            best = chosen.get(cell.batch_size, {}).get(cell.role)
+            near = np.zeros(len(self._configs), dtype=bool)
+            if best is not None and best.job.config in self._index:
+                near = np.abs(self._steps - self._steps[self._index[best.job.config]]).sum(axis=1) == 1
+                tried = [self._index[c] for c in self.ledger.rows(cell) if c in self._index]
+                near &= ~np.isin(self._tile, self._tile[tried])
+            out.append(np.flatnonzero(near))
+        return out
 
 
 class _State:

@@ -55,12 +55,14 @@ class Ledger:
 
     def best_per_block(self, cell: Cell) -> dict[int, Measurement]:
         """For each BLOCK_SIZE_M, the fastest fully timed config of a cell."""
-        out: dict[int, Measurement] = {}
-        for config, m in self.full(cell).items():
-            old = out.get(config.block_size_m)
-            if old is None or _rank(m) < _rank(old):
-                out[config.block_size_m] = m
-        return out
+        best: dict[int, tuple[tuple[float, LaunchConfig], Measurement]] = {}
+        for config, m in self._rows[cell].items():
+            if m.status == "ok" and m.us:
+                rank = _rank(m)
+                old = best.get(config.block_size_m)
+                if old is None or rank < old[0]:
+                    best[config.block_size_m] = (rank, m)
+        return {block: m for block, (_, m) in sorted(best.items())}
 
     def choose(self) -> dict[int, dict[str, Measurement]]:
         """The result: per batch size, what to export.

@@ -98,7 +98,7 @@ class Surrogate:
         """Takes all observations (index of config and of cell, log time less the prior mean)."""
         self.config, self.cell, self.value = config, cell, value
 
-    def fit(self, rng: np.random.Generator, most: int = 300, steps: int = 10) -> None:
+    def fit(self, rng: np.random.Generator, most: int = 128, steps: int = 8) -> None:
         """Fits the hyperparameters to at most ``most`` of the observations."""
         config, cell, value = self.config, self.cell, self.value
         if len(config) > most:
@@ -138,12 +138,15 @@ class Surrogate:
         parts = self._parts
         cells = np.repeat(np.arange(len(shortlists)), [len(s) for s in shortlists])
         configs = np.concatenate(shortlists)
-        cross = self._near[configs][:, parts.where] * parts.smooth[np.ix_(cells, self.cell)]
-        cross += (configs[:, None] == self.config) * parts.own[np.ix_(cells, self.cell)]
-        cross += _LEVEL * (cells[:, None] == self.cell)
+        cross = _spread(self._near, configs, parts.where)
+        cross *= _spread(parts.smooth, cells, self.cell)
+        one, two = np.nonzero(configs[:, None] == self.config)
+        cross[one, two] += parts.own[cells[one], self.cell[two]]
+        cross[cells[:, None] == self.cell] += _LEVEL
         if self.weighted.shape[2]:
-            inner = self.weighted[cells, configs] @ self.weighted[self.cell, self.config].T
-            cross += inner * parts.weights[np.ix_(cells, self.cell)]
+            weights = _spread(parts.weights, cells, self.cell)
+            weights *= self.weighted[cells, configs] @ self.weighted[self.cell, self.config].T
+            cross += weights
         half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
         out, start = [], 0
         for cell, shortlist in enumerate(shortlists):
@@ -165,13 +168,16 @@ class Surrogate:
     # -- covariance and marginal likelihood -----------------------------------------------------------
 
     def _covariance(self, parts: _Parts, config: Ints, cell: Ints) -> Floats:
-        cells = np.ix_(cell, cell)
-        out = parts.near[np.ix_(parts.where, parts.where)] * parts.smooth[cells]
-        out += (config[:, None] == config) * parts.own[cells]
-        out += _LEVEL * (cell[:, None] == cell)
+        out = _spread(parts.near, parts.where, parts.where)
+        out *= _spread(parts.smooth, cell, cell)
+        one, two = np.nonzero(config[:, None] == config)
+        out[one, two] += parts.own[cell[one], cell[two]]
+        out[cell[:, None] == cell] += _LEVEL
         if self.weighted.shape[2]:
             features = self.weighted[cell, config]
-            out += (features @ features.T) * parts.weights[cells]
+            weights = _spread(parts.weights, cell, cell)
+            weights *= features @ features.T
+            out += weights
         out[np.diag_indices(len(config))] += self.hyper_noise(parts.hyper)
         return np.asarray(out)
 
@@ -267,6 +273,11 @@ class _Parts:
         self.smooth = shared * self.cells[0].value + local * self.cells[1].value
         self.own = own * self.cells[2].value
         self.weights = variance * self.cells[3].value
+
+
+def _spread(matrix: Floats, rows: Ints, columns: Ints) -> Floats:
+    """``matrix[rows][:, columns]``, gathered one axis at a time: several times faster than both at once."""
+    return np.asarray(np.take(np.take(matrix, columns, axis=1), rows, axis=0))
 
 
 def _squares(a: Floats, b: Floats) -> Floats:
