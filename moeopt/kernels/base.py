@@ -90,8 +90,11 @@ class MoEKernel(ABC):
             out: [M * top_k, output rows], written by the launch.
         """
 
-    def load(self) -> str:
+    def load(self, shape: MoEShape) -> str:
         """Readies this process for launches; called in the GPU process, before the first.
+
+        Args:
+            shape: What will be launched.
 
         Returns:
             What is launched, in words.

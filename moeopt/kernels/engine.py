@@ -109,19 +109,29 @@ class EngineKernel(MoEKernel):
         launch = self.meta_launch(shape, role, batch_size, config, current_capability())
         return compile_resources(launch.warmup)
 
-    def load(self) -> str:
+    def load(self, shape: MoEShape) -> str:
         """Imports the engine where its package is installed and can be imported; else its kernel file serves alone.
 
-        Only the process that launches does: the compile processes need the same binaries and signatures, which
+        The file serves alone, too, where the imported engine's launch asks for what only a running server has.
+        Only the process that launches imports: the compile processes need the same binaries and signatures, which
         the file alone gives in a fraction of the time.
         """
         module, why = self.source.module, "it was named by its path"
         if module:
+            key, step = (type(self), self.source), "imported"
             try:
-                if (type(self), self.source) not in _IMPORTED:
-                    _IMPORTED[type(self), self.source] = _Loaded(type(self), self.source, imported=True)
-            except Exception as error:  # noqa: BLE001  (another package's import may raise anything)
-                why = f"{module} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                if key not in _IMPORTED:
+                    _IMPORTED[key] = _Loaded(*key, imported=True)
+                step = "launched without its server"
+                config = LaunchConfig(16, 64, min(64, *(shape.block_shape or (64,))), 1, 4, 3)
+                for role in ROLES:
+                    for batch_size in (1, 64):
+                        self.meta_launch(shape, role, batch_size, config, (9, 0))
+            # Another package's import may raise anything, and ends the process where it finds no GPU that it knows.
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                _IMPORTED.pop(key, None)
+                cause = error.__cause__ or error
+                why = f"{module} cannot be {step}: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
             else:
                 return f"{self.title}, imported as {module}"
         return f"{self.title}, its kernel file loaded alone ({why})"

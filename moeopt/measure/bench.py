@@ -90,7 +90,7 @@ class CudaBench(Bench):
         monitor = GpuMonitor.open(self.index)
         self._torch: Any = torch
         self._kernel = self.make_kernel()
-        launched = self._kernel.load()
+        launched = self._kernel.load(self.shape)
         self._routing = Routing.parse(self.routing)
         free = self._take_device()
         need = memory_needed(self.shape, self.batch_sizes, l2_bytes=0 if self.warm_l2 else self._gpu.l2_bytes)

@@ -30,6 +30,12 @@ def is_cuda(): return True
 def is_sm90_supported(): raise RuntimeError("no GPU to ask")
 def rounded(size): return size + 1
 """
+SERVER = """
+class Server:
+    @property
+    def args(self): raise ValueError("server args are not set")
+server = Server()
+"""
 ENVS = "class SLOW:\n    get = staticmethod(lambda: False)\n"
 BASE = """
 class Base:
@@ -75,7 +81,7 @@ def test_an_engine_that_imports_is_launched_through_its_own_module(
     monkeypatch.syspath_prepend(tmp_path)
     kernel = SglangKernel()
     assert "sglang" not in sys.modules
-    said = kernel.load()
+    said = kernel.load(SHAPE)
     assert said.endswith("imported as sglang.srt.layers.moe.fused_moe_triton.fused_moe_triton_kernels")
     module = sys.modules["sglang.srt.layers.moe.fused_moe_triton.fused_moe_triton_kernels"]
     launch = kernel.meta_launch(SHAPE, "up", 4, CONFIG, (9, 0))
@@ -87,7 +93,7 @@ def test_an_engine_that_imports_is_launched_through_its_own_module(
     assert module.swapped.__wrapped__.__globals__ is vars(module)
     with pytest.raises(RuntimeError, match="no GPU"):
         module.swapped(16)
-    assert kernel.load() == said
+    assert kernel.load(SHAPE) == said
 
 
 def test_both_ways_have_the_same_launch_and_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +104,7 @@ def test_both_ways_have_the_same_launch_and_binary(tmp_path: Path, monkeypatch: 
     alone = kernel.meta_launch(SHAPE, "up", 4, CONFIG, (9, 0))
     with cross_target((9, 0)):
         assert kernel.compile(SHAPE, "up", 4, CONFIG).compile_s > 0
-    kernel.load()
+    kernel.load(SHAPE)
     imported = kernel.meta_launch(SHAPE, "up", 4, CONFIG, (9, 0))
     assert imported.kernel is not alone.kernel
     assert (imported.grid, imported.specialisation()) == (alone.grid, alone.specialisation())
@@ -111,6 +117,7 @@ def test_both_ways_have_the_same_launch_and_binary(tmp_path: Path, monkeypatch: 
     [
         ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("raise OSError('libcudart.so.13: cannot open shared object file')", "OSError: libcudart"),
+        ("raise SystemExit('no driver')", "SystemExit: no driver"),
     ],
 )
 def test_an_engine_that_does_not_import_is_loaded_alone(
@@ -120,15 +127,33 @@ def test_an_engine_that_does_not_import_is_loaded_alone(
     (tmp_path / "sglang" / "__init__.py").write_text(breaks + "\n")
     monkeypatch.syspath_prepend(tmp_path)
     kernel = SglangKernel()
-    said = kernel.load()
+    said = kernel.load(SHAPE)
     assert "loaded alone" in said and reason in said and "\n" not in said
     assert kernel.meta_launch(SHAPE, "up", 4, CONFIG, (9, 0)).named()["swap_ab"] is True
     assert kernel.source.path == path.resolve()
 
 
+def test_an_engine_whose_launch_asks_its_server_is_loaded_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = package(
+        tmp_path,
+        ("import is_cuda,", "import server, is_cuda,"),
+        ("return is_sm90_supported() and", "return is_sm90_supported() and not server.args and"),
+    )
+    utils = path.parents[3] / "utils.py"
+    utils.write_text(f"{utils.read_text()}{SERVER}")
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel = SglangKernel()
+    said = kernel.load(SHAPE)
+    assert "loaded alone" in said and "server args are not set" in said
+    assert not _IMPORTED
+    assert kernel.meta_launch(SHAPE, "up", 4, CONFIG, (9, 0)).named()["swap_ab"] is True
+
+
 def test_a_file_that_is_named_is_loaded_alone(tmp_path: Path) -> None:
     kernel = SglangKernel(tiny_engine.write(tmp_path))
-    assert "loaded alone (it was named by its path)" in kernel.load()
+    assert "loaded alone (it was named by its path)" in kernel.load(SHAPE)
     assert not _IMPORTED
 
 
@@ -139,17 +164,18 @@ def test_another_package_of_that_name_is_not_taken_for_it(tmp_path: Path, monkey
     kernel = SglangKernel()
     monkeypatch.syspath_prepend(tmp_path / "other")
     importlib.invalidate_caches()
-    assert "loaded alone" in kernel.load()
+    assert "loaded alone" in kernel.load(SHAPE)
 
 
 PROBE = """
 import json, sys
 from moeopt.kernels import get_kernel
 kernel = get_kernel("auto", engine=sys.argv[1])
-said = kernel.load()
 from moeopt.shape import MoEShape
 from moeopt.space import LaunchConfig
-launch = kernel.meta_launch(MoEShape(32, 4, 256, 128), "up", 4, LaunchConfig(32, 64, 64, 8, 4, 3), (9, 0))
+shape = MoEShape(32, 4, 256, 128)
+said = kernel.load(shape)
+launch = kernel.meta_launch(shape, "up", 4, LaunchConfig(32, 64, 64, 8, 4, 3), (9, 0))
 print(json.dumps([kernel.key.name, kernel.key.version, said, launch.specialisation()]))
 """
 
