@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,7 +78,7 @@ class CoordinateDescent(Strategy):
     def _nearest(self, config: LaunchConfig, taken: set[LaunchConfig]) -> LaunchConfig | None:
         def distance(other: LaunchConfig) -> float:
             return sum(
-                abs(np.log2(getattr(config, CONFIG_KEYS[k])) - np.log2(getattr(other, CONFIG_KEYS[k])))
+                abs(math.log2(getattr(config, CONFIG_KEYS[k])) - math.log2(getattr(other, CONFIG_KEYS[k])))
                 for k in self._keys
             )
 

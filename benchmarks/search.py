@@ -1,7 +1,7 @@
 """How good a search is, replayed on recordings of whole landscapes.
 
     python -m benchmarks.search --recording FILE --trials 24 --seeds 5 --json OUT
-    python -m benchmarks.search --all --plot          # every recording, plots into benchmarks/results/
+    python -m benchmarks.search --all --json OUT      # every recording; benchmarks.search_report makes table and plot
     python -m benchmarks.search --speed               # what a suggestion costs at 1,000 observations
 
 Regret of a batch size: (up + down with a shared BLOCK_SIZE_M, as chosen) / (best split of the recording) - 1,
@@ -36,7 +36,6 @@ from moeopt.shape import ROLES
 from moeopt.space import LaunchConfig, SearchSpace
 
 RECORDINGS = Path(__file__).parent.parent / "studies" / "recordings"
-RESULTS = Path(__file__).parent / "results"
 
 
 class Judge:
@@ -401,30 +400,6 @@ def as_json(results: Sequence[dict[str, Any]]) -> str:
     return json.dumps(plain(list(results)), indent=1) + "\n"
 
 
-def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
-    """Regret against timed configs, one panel per recording."""
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(rows=1, cols=len(results), subplot_titles=[r["recording"].split(".")[0] for r in results])
-    colours = ["#d62728", "#ff9896", "#1f77b4", "#7f7f7f", "#2ca02c", "#9467bd"]
-    for column, result in enumerate(results, start=1):
-        for colour, row in zip(
-            colours, (r for r in result["rows"] if r["curve"] and r["method"] != "ours, 12"), strict=False
-        ):
-            figure.add_scatter(
-                x=list(row["curve"]), y=[max(v, 0.01) if math.isfinite(v) else None for v in row["curve"].values()],
-                name=row["method"],
-                mode="lines+markers", line={"color": colour}, legendgroup=row["method"], showlegend=column == 1,
-                row=1, col=column,
-            )  # fmt: skip
-    figure.update_yaxes(type="log", title_text="mean regret of the split, %", col=1)
-    figure.update_yaxes(type="log")
-    figure.update_xaxes(title_text="configs timed per (batch size, role)")
-    figure.update_layout(width=max(900, 380 * len(results)), height=450, template="plotly_white")
-    figure.write_html(out, include_plotlyjs="cdn")
-    print(f"wrote {out}")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="How good a search is, replayed on recordings.")
@@ -434,7 +409,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas; names may be shortened")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", action="store_true")
     parser.add_argument("--speed", action="store_true")
     given = parser.parse_args(arguments)
     paths = sorted(RECORDINGS.glob("*.jsonl.gz")) if given.all or not given.recording else given.recording
@@ -448,9 +422,6 @@ def main(arguments: Sequence[str]) -> None:
     results = [run_recording(path, methods, given.trials, given.seeds) for path in paths]
     if given.json:
         given.json.write_text(as_json(results))
-    if given.plot:
-        plot(results, RESULTS / "search-regret.html")
-        (RESULTS / "search-regret.json").write_text(as_json(results))
 
 
 if __name__ == "__main__":
