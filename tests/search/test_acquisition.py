@@ -85,3 +85,17 @@ def test_no_two_of_one_kind_are_picked() -> None:
     one = shortlist(0, [-0.30, -0.29, -0.10], quota=2)
     one.kind = np.array([7, 7, 8])
     assert [config for _, config in pick([one], set(), 9, 1.0, 0.0)] == [0, 2]
+
+
+def test_what_goes_first_is_picked_first_for_as_many_turns_as_said() -> None:
+    def picked(turns: int) -> list[int]:
+        one = shortlist(0, [-0.3, -0.2, -0.1, -0.05], quota=3)
+        one.first, one.first_turns = np.array([False, False, True, True]), turns
+        one.current = np.zeros(400) + 0.3  # everything gains, also after others
+        one.samples = np.where(np.arange(400) % 4 == np.arange(4)[:, None], one.samples, 0.2)
+        return [config for _, config in pick([one], set(), 9, 1.0, 0.0)]
+
+    assert set(picked(1)[:1]) <= {2, 3}
+    assert picked(1)[1] == 0
+    assert set(picked(2)[:2]) == {2, 3}
+    assert picked(0)[0] == 0
