@@ -27,7 +27,11 @@ _ROLE: Final = (
     "registers", "spills", "shared_bytes", "relative_error", "us", "occupancy", "tensor_core",
 )  # fmt: skip
 _CLOCKS: Final = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
-_PATH: Final = re.compile(r"(?:[A-Za-z]:\\|~/|/)[\w.@+~-]+(?:[/\\][\w.@+~-]+)*")
+_ROOT: Final = r"(?:[A-Za-z]:\\|\\\\|~/|/)"
+# In quotes as Python writes them a path may hold spaces.
+_PATH: Final = re.compile(
+    rf"(?<='){_ROOT}[^'\n]+(?=')|(?<=\"){_ROOT}[^\"\n]+(?=\")|{_ROOT}[\w.@+~-]+(?:[/\\][\w.@+~-]+)*"
+)
 
 
 def bundle_recording(path: str | Path, out: str | Path | None = None) -> Path:
@@ -81,8 +85,9 @@ class _Cleaner:
         """Free text without paths and names; numbers as they are."""
         if not isinstance(value, str):
             return value
-        value = _PATH.sub("PATH", value)
-        return self._names.sub("NAME", value) if self._names else value
+        # Names first: one with a space in it would end its path early.
+        value = self._names.sub("NAME", value) if self._names else value
+        return _PATH.sub("PATH", value)
 
     def header(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """The first line."""

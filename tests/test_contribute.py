@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moeopt.contribute import bundle_recording
+from moeopt.contribute import _Cleaner, bundle_recording
 from moeopt.errors import ExportError, RecordingError
 from moeopt.measure.recording import Recording
 
@@ -73,6 +73,21 @@ def test_names_and_paths_go(recording: Path) -> None:
     # Nor in gzip's own header: no file name, no time.
     assert data[3] == 0
     assert data[4:8] == b"\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("No such file: '/home/Jo Doe/a b.py': exit 1", "No such file: 'PATH': exit 1"),
+        ('File "C:\\Users\\Jo Doe\\x.py", line 3', 'File "PATH", line 3'),
+        ("at \\\\server\\share\\x and file:///srv/x", "at PATH and file://PATH"),
+        ("of Jo Doe: /home/Jo Doe/x failed", "of NAME: PATH failed"),
+        ("1/2 of 'a' / 'b' failed", "1PATH of 'a' / 'b' failed"),
+    ],
+)
+def test_paths_with_spaces(text: str, clean: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getpass, "getuser", lambda: "Jo Doe")
+    assert _Cleaner().text(text) == clean
 
 
 def test_the_same_recording_makes_the_same_bytes(recording: Path, tmp_path: Path) -> None:

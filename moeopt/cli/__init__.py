@@ -12,12 +12,13 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from moeopt.errors import MoeoptError
+from moeopt.errors import InvalidInputError, MoeoptError
 
 COMMANDS: Final = (
     "tune", "plan", "status", "export", "verify", "doctor", "record", "report", "compile", "suggest",
     "models", "dashboard", "worker",
 )  # fmt: skip
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def build_app() -> typer.Typer:
@@ -53,13 +54,11 @@ _UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 def main() -> None:
     """Runs the command line. Bad input is one line on stderr and exit status 2."""
-    logging.basicConfig(
-        level=os.environ.get("MOEOPT_LOG", "WARNING").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
     # A shell's >&- leaves Python without the stream.
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
+        _start_log(os.environ.get("MOEOPT_LOG") or "WARNING")
         code = build_app()(prog_name="moeopt", standalone_mode=False)
         sys.stdout.flush()
     except MoeoptError as error:
@@ -73,6 +72,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _start_log(level: str) -> None:
+    if level.upper() not in LOG_LEVELS:
+        raise InvalidInputError(f"MOEOPT_LOG is {level!r}: give {', '.join(LOG_LEVELS)}, or leave it unset")
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from moeopt.cli import options as o
+from moeopt.cli.signals import end_on_sigterm
 from moeopt.errors import InvalidInputError
 from moeopt.gpu import GpuSpec
 from moeopt.shape import DEFAULT_BATCH_SIZES
@@ -66,23 +67,31 @@ def compile_space(
     sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
     survey = Survey(chosen, shape, target, searched, sizes, path, one_group=one_group)
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    end_on_sigterm()
     console.print(f"compiling for {target.name} (sm_{target.sm}) with Triton {version('triton')}; no GPU is touched")
     with (
         CompilePool(chosen, shape, target.compute_capability, workers, cache_dir, inspect=True) as pool,
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
         task = progress.add_task("compiling", total=None)
-        survey.run(pool, lambda done, total: progress.update(task, completed=done, total=total))
-        cache = pool.cache_dir
+        cache, interrupted = pool.cache_dir, False
+        try:
+            survey.run(pool, lambda done, total: progress.update(task, completed=done, total=total))
+        except KeyboardInterrupt:
+            interrupted = True
     for line in _report(survey.counts, pool.workers):
         console.print(line)
     console.print(f"wrote {path}; binaries are in {cache}")
+    if interrupted:
+        console.print("interrupted: the same command goes on from there")
+        raise typer.Exit(130)
 
 
 def _report(counts: SurveyCounts, workers: int) -> list[str]:
+    late = f" ({counts.timeouts} ended by the deadline: run again to try them again)" if counts.timeouts else ""
     lines = [
         f"{counts.space} configs: {counts.illegal} over the GPU's limits, {counts.space - counts.illegal} legal, of "
-        f"which {counts.compiled} compiled now and {counts.resumed} before, {counts.failed} failed, "
+        f"which {counts.compiled} compiled now and {counts.resumed} before, {counts.failed} failed{late}, "
         f"{counts.rejected} rejected for local memory",
         f"{counts.seconds:.0f} s with {workers} processes",
     ]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from moeopt.cli import options as o
+from moeopt.cli.signals import end_on_sigterm
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.record import Recorder
@@ -62,6 +63,7 @@ def record(
     sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
     console = Console(soft_wrap=True, highlight=False)
     options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
+    end_on_sigterm()
     with open_device(gpu, shape, options, batch_sizes=sizes) as device:
         console.print(device.info.source, markup=False)
         chosen = SearchSpace.named(space, shape, extras=device.space_extras())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moeopt.cli import options as o
+from moeopt.cli.signals import end_on_sigterm
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.export.names import check_engine
@@ -133,7 +132,7 @@ def tune(
         if not merged.get("batch_sizes") and device.batch_sizes:
             options = replace(options, batch_sizes=device.batch_sizes)
         console.print(device.info.source, markup=False)
-        _end_on_sigterm()
+        end_on_sigterm()
         tuner = Tuner(device, store, options)
         with TuneProgress(options.trials * len(tuner.cells)) as progress:
             tuner.progress = progress
@@ -221,12 +220,3 @@ def _parse_export(text: str) -> tuple[str, Path]:
     if engine not in ENGINES or not colon or not directory:
         raise InvalidInputError(f"--export is {text!r}: give sglang:DIR or vllm:DIR")
     return engine, Path(directory)
-
-
-def _end_on_sigterm() -> None:
-    """SIGTERM ends a run as Ctrl-C does: what was measured is kept, the best so far exported."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)

@@ -16,6 +16,7 @@ from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
 from moeopt.export.names import check_engine
+from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable, write_file
 from moeopt.measure.base import Device
 from moeopt.measure.recording import Recording
@@ -64,6 +65,7 @@ def verify_command(
     check_file(json_path)
     if export is not None:
         check_writable(export)
+        refuse_unmeasured(export)
     recorded = (gpu or "").startswith("recorded:")
     shape: MoEShape | None = given.resolve()[0] if given.given() else None
     result: TuneResult | None = None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import ExitStack
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from moeopt.cli import options as o
+from moeopt.cli.signals import end_on_sigterm
 from moeopt.devices import DeviceOptions, open_device
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
@@ -40,7 +39,7 @@ def worker(
     if storage is None:
         raise InvalidInputError("--storage is missing: give the URL of the database server that the tune was given")
     console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_on_sigterm()  # claims go back at once
     with ExitStack() as stack:
         store = stack.enter_context(StudyStore(storage))
         store.require_shared()
@@ -83,8 +82,3 @@ def _device(
         device.close()
         raise InvalidInputError(f"this machine cannot join the tune of {key.title()}: here {here.difference(key)}")
     return device
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a worker as Ctrl-C does: claims go back at once."""
-    raise KeyboardInterrupt

@@ -25,6 +25,9 @@ from moeopt.space import LaunchConfig, SearchSpace
 
 # What is compiled at a time beyond what the pool runs: enough to keep it busy.
 _AHEAD: Final = 4
+_SAVE_S: Final = 30.0
+# The reason of a compile that a deadline ended, apart from what the compiler refused.
+TIMEOUT: Final = "timeout"
 
 
 @dataclass
@@ -38,6 +41,7 @@ class SurveyCounts:
         resumed: Taken from the recording that was there.
         rejected: Of all compiled ones, those whose resources rule out a launch.
         failed: Failed to compile, now or in the recording that was there.
+        timeouts: Of the failed ones, those that the deadline ended; the next survey tries them again.
         messages: Failures by message.
         tensor_cores: Binaries by tensor-core instruction.
         occupancies: Binaries by (blocks per multiprocessor, what limits it).
@@ -50,6 +54,7 @@ class SurveyCounts:
     resumed: int = 0
     rejected: int = 0
     failed: int = 0
+    timeouts: int = 0
     messages: Counter[str] = field(default_factory=Counter)
     tensor_cores: Counter[str] = field(default_factory=Counter)
     occupancies: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -97,7 +102,8 @@ class Survey:
     def run(self, pool: CompilePool, on_config: Callable[[int, int], None] | None = None) -> Path:
         """Compiles what is missing and writes the recording.
 
-        An interrupted survey keeps what it has: the recording is written in any case.
+        An interrupted survey keeps what it has: the recording is written in any case, and every
+        half minute, so that a killed one loses no more.
 
         Args:
             pool: Compiles for the GPU's compute capability.
@@ -120,8 +126,12 @@ class Survey:
         self.counts.illegal = len(self.configs) - len(legal)
         self.counts.resumed = len(legal) - len(todo)
         try:
+            saved = begin
             for number, (config, row) in enumerate(self._compile(pool, todo), start=1):
                 rows[config] = row
+                if time.monotonic() - saved > _SAVE_S:
+                    self._write(header, rows)
+                    saved = time.monotonic()
                 if on_config is not None:
                     on_config(number, len(todo))
         finally:
@@ -203,6 +213,7 @@ class Survey:
             row = rows.get(config, {})
             if row.get("status") == "compile_error":
                 counts.failed += 1
+                counts.timeouts += row.get("reason") == TIMEOUT
                 counts.messages[str(row["error"])] += 1
             elif row.get("status") == "ok":
                 counts.compiled += 1
@@ -235,7 +246,12 @@ class Survey:
         try:
             with gzip.open(self.out, "rt", encoding="utf-8") as file:
                 old, *rows = (json.loads(line) for line in file)
-            found = {LaunchConfig.from_dict(row["config"]): row for row in rows if row["status"] != "out_of_resources"}
+            # What a deadline ended may have waited for a busy machine: it is compiled again.
+            found = {
+                LaunchConfig.from_dict(row["config"]): row
+                for row in rows
+                if row["status"] != "out_of_resources" and row.get("reason") != TIMEOUT
+            }
         except (OSError, EOFError, ValueError, KeyError) as error:
             raise RecordingError(f"{self.out}: not a recording ({error}); give another --out, or delete it") from None
         for name in ("format", "kernel", "kernel_hash", "shape", "gpu", "timing"):

@@ -93,12 +93,17 @@ def export_configs(
 
 
 def refuse_unmeasured(directory: Path) -> None:
-    """Raises ExportError where a directory holds suggestions: what was measured must not mix with them."""
-    if (directory / MARKER).exists():
-        raise ExportError(
-            f"{directory} holds unmeasured suggestions ({MARKER}), which measured configs must not mix with: "
-            "give another directory"
-        )
+    """Raises ExportError where a directory holds suggestions: what was measured must not mix with them.
+
+    SGLang's files lie two directories below the marker, and vLLM's have the same names.
+    """
+    whole = directory.absolute().resolve()
+    for marked in (whole, *whole.parents[:2]):
+        if (marked / MARKER).exists():
+            raise ExportError(
+                f"{directory if marked == whole else marked} holds unmeasured suggestions ({MARKER}), which measured "
+                "configs must not mix with: give another directory"
+            )
 
 
 def _write_pair(

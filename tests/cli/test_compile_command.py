@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +45,24 @@ def test_writes_a_recording_and_fills_the_cache(tmp_path: Path, monkeypatch: pyt
     recording = Recording.load(out)
     assert recording.gpu.sm == 120
     assert sorted(row.status for row in recording.rows.values()) == ["ok", *["out_of_resources"] * 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_one_keeps_what_it_has(tmp_path: Path, number: signal.Signals) -> None:
+    out, cache = tmp_path / "grid.jsonl.gz", tmp_path / "cache"
+    args = ["compile", *SHAPE, "--gpu", "NVIDIA H200", "--workers", "1", "--out", str(out), "--cache-dir", str(cache)]
+    process = subprocess.Popen([sys.executable, "-m", "moeopt.cli", *args], stdout=subprocess.PIPE, text=True)
+    while len(list(cache.rglob("*.cubin"))) < 5:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted: the same command goes on from there" in said
+    recording = Recording.load(out)
+    assert not recording.header["complete"]
+    assert 1 <= sum(row.status == "ok" for row in recording.rows.values()) < 100
 
 
 @pytest.mark.parametrize(

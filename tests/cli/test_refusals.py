@@ -66,6 +66,18 @@ def test_one_line_and_nothing_written(
     assert not list(tmp_path.rglob("*.json"))
 
 
+def test_an_unknown_log_level(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEOPT_LOG", "nonsense")
+    done = run("models")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "moeopt: MOEOPT_LOG is 'nonsense': give DEBUG, INFO, WARNING, ERROR, CRITICAL, or leave it unset\n"
+    )
+    for unset in ("", "info"):
+        monkeypatch.setenv("MOEOPT_LOG", unset)
+        assert run("--version").returncode == 0
+
+
 @pytest.fixture
 def tuned(run: Run, tiny_recording: Write, tmp_path: Path) -> None:
     """A tune of each mode in ``s.db``; made once."""
@@ -134,6 +146,25 @@ def test_measured_configs_stay_out_of_suggestions(run: Run, tiny_recording: Writ
     assert done.returncode == 2
     assert MARKER in done.stderr
     assert not (tmp_path / "s.db").exists()
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
+
+
+@pytest.mark.usefixtures("tuned")
+def test_no_command_writes_measured_configs_into_suggestions(run: Run, tmp_path: Path) -> None:
+    """vLLM's files have the names of SGLang's, which lie two directories below the mark."""
+    done = run("suggest", "out", *SHAPE, "--gpu", "NVIDIA H200", "--batch-sizes", "16", "--triton", "3.6.0")
+    assert done.returncode == 0, done.stderr
+    (inside,) = (tmp_path / "out" / "configs").iterdir()
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
+    for args in (
+        ["export", f"vllm:{inside}", "--mode", "joint"],
+        ["export", "sglang:out", "--mode", "split", "--replace"],
+        ["verify", "--gpu", "recorded:tiny.jsonl.gz", "--mode", "split", "--export", "out"],
+    ):
+        done = run(*args, "--storage", "s.db")
+        assert done.returncode == 2
+        assert MARKER in done.stderr
+        assert "replaying" not in done.stdout, "refused before anything is timed"
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
 
 

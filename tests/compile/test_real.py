@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +46,22 @@ def test_compiles_for_a_gpu_that_is_not_here(cache: Path, gpu: GpuSpec, kind: st
     assert compiled.resources.compile_s > 0
     assert compiled.tensor_core.kind == kind
     assert compiled.tensor_core.operands == "bf16"
+
+
+@pytest.mark.parametrize("damaged", ["__grp__*.json", "moe_kernel.json", "moe_kernel.cubin"])
+def test_what_is_damaged_in_the_cache_is_compiled_again(tmp_path: Path, damaged: str) -> None:
+    """A full disk or a power cut leaves empty files, which Triton reads for ever."""
+    seconds = []
+    for _ in range(3):
+        with CompilePool(get_kernel("builtin"), SHAPE, (9, 0), 1, tmp_path) as pool:
+            compiled = pool.submit(CONFIG, "up", 64).result(300)
+        assert compiled.failure is None
+        seconds.append(compiled.resources.compile_s)
+        if len(seconds) == 1:
+            (path,) = tmp_path.glob(f"*/{damaged}")
+            path.write_bytes(b"")
+    assert seconds[0] > 0 and seconds[1] > 0 and seconds[2] == 0
+    assert not list((tmp_path / "moeopt" / "logs").iterdir())
 
 
 def test_another_process_finds_the_binary_and_compiles_nothing(cache: Path) -> None:
@@ -124,6 +142,28 @@ class TestSurvey:
                     assert row.roles[role].resources.shared_bytes == shared_bytes(config, SHAPE, role, RTX_PRO)
         assert sum(first.counts.tensor_cores.values()) == 6
         assert set(first.counts.tensor_cores) == {"mma m16n8k16 bf16"}
+
+    def test_what_a_deadline_ended_is_compiled_again(self, tmp_path: Path, cache: Path) -> None:
+        """It may have waited for a busy machine; what the compiler refused stays refused."""
+        out = tmp_path / "few.jsonl.gz"
+        few = SearchSpace("few", {**self.SPACE.values, "BLOCK_SIZE_M": (16,), "BLOCK_SIZE_N": (32,)})
+        rows = [
+            {"config": config.to_dict(), "status": "compile_error", "compile_s": None, "reason": reason, "error": text}
+            for config, reason, text in zip(
+                few.configs(),
+                ("timeout", "compile"),
+                ("compiling took over 7 s", "PassManager::run failed"),
+                strict=True,
+            )
+        ]
+        survey = self.survey(out, few)
+        lines = (json.dumps(line) + "\n" for line in (survey._header(), *rows))
+        out.write_bytes(gzip.compress("".join(lines).encode()))
+        with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 1, cache, inspect=True) as pool:
+            survey.run(pool)
+        counts = survey.counts
+        assert (counts.compiled, counts.resumed, counts.failed, counts.timeouts) == (1, 1, 1, 0)
+        assert counts.messages == {"PassManager::run failed": 1}
 
     def test_another_shape_in_the_file_is_refused(self, tmp_path: Path, cache: Path) -> None:
         out = tmp_path / "few.jsonl.gz"

@@ -1,0 +1,15 @@
+"""How commands that run for long are ended."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM ends a command as Ctrl-C does: what it has is kept."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
