@@ -39,8 +39,11 @@ class FailureMemo:
         self._failures: dict[str, Failure] = {}
         self._timeouts: Counter[str] = Counter()
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("failed compiles of earlier runs are not known: %s", error)
             return
         for line in text.splitlines():
             try:

@@ -96,6 +96,7 @@ class _Slot:
     since: float = 0.0
     overdue: str | None = None
     failed_starts: int = 0
+    retired: bool = False
     generation: int = 0
 
 
@@ -179,7 +180,7 @@ class CompilePool:
             priority: The lowest number is compiled first; equal ones in the order they came.
 
         Raises:
-            DeviceError: The pool is closed, or no compile process can be started.
+            DeviceError: The pool is closed, its cache cannot be written, or no compile process can be started.
         """
         specialisation = self.kernel.specialisation(self.shape, role, batch_size)
         with self._lock:
@@ -249,7 +250,13 @@ class CompilePool:
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                self.log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DeviceError(
+                    f"compiled kernels cannot be kept in {self.cache_dir} ({error.strerror}: {error.filename}): set "
+                    "TRITON_CACHE_DIR to a folder that can be written"
+                ) from None
             self._thread = threading.Thread(target=self._run, name="moeopt-compile", daemon=True)
             self._thread.start()
 
@@ -275,6 +282,8 @@ class CompilePool:
         for slot in self._slots:
             if self._broken is not None:
                 return
+            if slot.retired:
+                continue
             if slot.executor is None:
                 starting = sum(s.executor is not None and not s.ready for s in self._slots)
                 if starting < len(self._queue):
@@ -341,7 +350,8 @@ class CompilePool:
         elapsed = time.monotonic() - slot.since
         overdue = slot.overdue
         if error is None:
-            self._deliver(task, done.result())
+            result = done.result()
+            self._deliver(task, result, remember=isinstance(result, worker.Binary) or result.reason == "compile")
         elif overdue is not None:
             self.counts.seconds.append(elapsed)
             self._deliver(task, Failure("timeout", overdue, _kept(task.log_path)))
@@ -366,7 +376,7 @@ class CompilePool:
             message = "the compiler was killed twice (SIGKILL), most likely for lack of memory"
         else:
             message = worker.one_line(f"the compiler died ({sign or type(error).__name__})", task.log_path)
-        self._deliver(task, Failure("compile", message, _kept(task.log_path)), remember=sign != "SIGKILL")
+        self._deliver(task, Failure("compile", message, _kept(task.log_path)), remember=sign not in (None, "SIGKILL"))
 
     def _deliver(self, task: _Task, result: worker.Binary | Failure, *, remember: bool = True) -> None:
         if isinstance(result, Failure):
@@ -383,13 +393,20 @@ class CompilePool:
                 task.config, task.role, task.specialisation, resources, tensor_core=result.tensor_core,
                 files=result.files,
             )  # fmt: skip
-        task.future.set_result(compiled)
+        if not task.future.done():  # or the pool broke meanwhile
+            task.future.set_result(compiled)
 
     def _start_failed(self, slot: _Slot, error: BaseException) -> None:
         slot.failed_starts += 1
         sign = f"no answer in {_START_DEADLINE_S:.0f} s" if slot.overdue is not None else _signal_of(error)
         self._end_slot(slot)
-        if sign is None or slot.failed_starts >= _MOST_START_FAILURES:
+        if sign is not None and slot.failed_starts < _MOST_START_FAILURES:
+            return
+        slot.retired = True
+        if sign is not None and not all(s.retired for s in self._slots):
+            # There may be memory for fewer processes than were asked for.
+            log.warning("a compile process cannot be started (%s): the others go on without it", sign)
+        else:
             text = worker.one_line(f"{type(error).__name__}: {error}") if sign is None else f"it dies ({sign})"
             self._broken = DeviceError(f"no compile process can be started: {text}")
             self._cancel_all(self._broken)
@@ -426,6 +443,8 @@ class CompilePool:
             slot.generation += 1
             slot.executor.shutdown(wait=True, kill_workers=True)
             slot.executor = None
+            if slot.task is not None:
+                slot.task.log_path.unlink(missing_ok=True)
 
     def _cancel_all(self, error: BaseException) -> None:
         with self._lock:

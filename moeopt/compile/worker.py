@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -19,7 +21,7 @@ from typing import Any
 
 from moeopt.compile.binary import TensorCore, tensor_core
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Failure, Resources
+from moeopt.measure.base import Failure, Reason, Resources
 from moeopt.shape import MoEShape, Role
 from moeopt.space import LaunchConfig
 
@@ -85,32 +87,75 @@ def compile_one(setup: Setup, role: Role, batch_size: int, config: LaunchConfig,
         os.write(2, f"{os.getpid()} {config} {role} M={batch_size} sm_{''.join(map(str, setup.capability))}\n".encode())
         begin = time.monotonic()
         try:
-            with _written_files() as files:
-                resources = setup.kernel.compile(setup.shape, role, batch_size, config)
+            resources, files = _compiled(setup, role, batch_size, config)
             binary = Binary(resources, _tensor_core_of(files) if setup.inspect else None, files)
         except Exception as error:  # noqa: BLE001  (the border of the process: whatever the compiler raises is a value)
             text = f"{type(error).__name__}: {error}"
+            # The machine's fault, not the compiler's: another run may do better.
+            reason: Reason = "runtime" if isinstance(error, OSError | MemoryError) else "compile"
             os.write(2, f"\n{text}\nafter {time.monotonic() - begin:.1f} s\n".encode())
         else:
             path.unlink(missing_ok=True)
             return binary
-    return Failure("compile", one_line(text, path), log_path)
+    return Failure(reason, one_line(text, path), log_path)
+
+
+def _compiled(setup: Setup, role: Role, batch_size: int, config: LaunchConfig) -> tuple[Resources, dict[str, str]]:
+    """Compiles, and once more where what Triton's cache held of it was damaged."""
+    with _triton_files() as (files, cached):
+        try:
+            return setup.kernel.compile(setup.shape, role, batch_size, config), files
+        except Exception as error:
+            damaged = cached or (_unreadable() if isinstance(error, ValueError) else set())
+            if not damaged:
+                raise
+    for folder in damaged:
+        os.write(2, f"removed what cannot be read from the cache: {folder}\n".encode())
+        shutil.rmtree(folder, ignore_errors=True)
+    with _triton_files() as (files, _):
+        return setup.kernel.compile(setup.shape, role, batch_size, config), files
+
+
+def _unreadable() -> set[Path]:
+    """Entries of Triton's cache whose metadata are no JSON: a full disk and a power cut leave such."""
+    import triton
+
+    found = set()
+    for path in Path(triton.knobs.cache.dir).glob("*/*.json"):
+        try:
+            json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            found.add(path.parent)
+    return found
+
+
+def _is_elf(path: str | None) -> bool:
+    if path is None:
+        return False
+    with Path(path).open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 @contextlib.contextmanager
-def _written_files() -> Iterator[dict[str, str]]:
-    """Collects the files that Triton has of what is compiled inside, by name."""
+def _triton_files() -> Iterator[tuple[dict[str, str], set[Path]]]:
+    """Collects the files of what is compiled inside, by name, and the folders of those that Triton had before."""
     import triton
 
     files: dict[str, str] = {}
+    cached: set[Path] = set()
 
-    def listen(*, metadata_group: Mapping[str, str], **_: Any) -> None:
+    def listen(*, metadata_group: Mapping[str, str], cache_hit: bool, **_: Any) -> None:
         files.update(metadata_group)
+        if cache_hit:
+            cached.update(Path(path).parent for path in metadata_group.values())
+            # Said here, before Triton keeps the kernel in this process's memory.
+            if not _is_elf(next((path for name, path in metadata_group.items() if name.endswith(".cubin")), None)):
+                raise ValueError(f"Triton's cache holds no whole binary in {', '.join(map(str, cached))}")
 
     before = triton.knobs.compilation.listener
     triton.knobs.compilation.listener = listen
     try:
-        yield files
+        yield files, cached
     finally:
         triton.knobs.compilation.listener = before
 

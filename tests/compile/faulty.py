@@ -29,6 +29,7 @@ FAULTS = {
     "hang_in_child": 9,
     "print": 10,
     "unpicklable": 11,
+    "disk_full": 12,
 }
 SOUND = 1
 
@@ -89,6 +90,8 @@ class FaultyKernel(MoEKernel):
             child.wait()
         if fault == "print":
             sys.stdout.write("// PTX\n" * 10_000)
+        if fault == "disk_full":
+            raise OSError(28, "No space left on device")
         if fault == "unpicklable":
             return threading.Lock()  # type: ignore[return-value]
         return Resources(registers=32, spills=0, shared_bytes=1024, compile_s=0.05)
@@ -105,3 +108,17 @@ class FaultyKernel(MoEKernel):
             return False
         marker.touch()
         return True
+
+
+class OneProcessKernel(FaultyKernel):
+    """There is memory for one process: the first that unpickles it lives, all others are killed."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        owner = self.scratch / "owner"
+        try:
+            with owner.open("x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            if owner.read_text() != str(os.getpid()):
+                os.kill(os.getpid(), signal.SIGKILL)

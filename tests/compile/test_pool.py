@@ -18,7 +18,7 @@ import pytest
 from moeopt.compile import CompilePool, pool
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.shape import MoEShape
-from tests.compile.faulty import FAULTS, FaultyKernel, config
+from tests.compile.faulty import FAULTS, FaultyKernel, OneProcessKernel, config
 
 SHAPE = MoEShape(8, 2, 256, 128)
 
@@ -75,6 +75,7 @@ def test_each_distinct_binary_is_compiled_once(make, tmp_path: Path) -> None:
         ("exit", "compile", ("SystemExit",)),
         ("oom", "compile", ("killed", "memory")),
         ("unpicklable", "compile", ()),
+        ("disk_full", "runtime", ("No space left",)),
     ],
 )
 def test_a_fault_costs_one_line_and_nothing_else(make, fault: str, reason: str, words: tuple[str, ...]) -> None:
@@ -154,8 +155,9 @@ def test_failures_are_remembered_by_the_next_pool(make, tmp_path: Path) -> None:
         assert compiled.failure == failure
     assert len(calls(tmp_path)) == tried
     assert second.counts.remembered == 2
-    # What ran out of memory may fit next time; another shape or binary is another matter.
+    # What ran out of memory or disk may fit next time; another shape or binary is another matter.
     assert not second.submit(config("oom"), "up", 64).result(60).remembered
+    assert not second.submit(config("disk_full"), "up", 64).result(60).remembered
     assert not second.submit(config("raise"), "up", 1).result(60).remembered
     assert not make(shape=SHAPE.replace(hidden_size=512)).submit(config("raise"), "up", 64).result(60).remembered
 
@@ -175,7 +177,7 @@ def test_a_torn_memo_is_read_as_far_as_it_goes(make) -> None:
     first.submit(config("raise"), "up", 64).result(60)
     first.close()
     (memo,) = (first.cache_dir / "moeopt").glob("failed-*.jsonl")
-    memo.write_text(memo.read_text() + '{"key": "torn')
+    memo.write_bytes(b"\xff\xfe\n" + memo.read_bytes() + b'{"key": "torn')
     assert make().submit(config("raise"), "up", 64).result(60).remembered
 
 
@@ -217,6 +219,7 @@ def test_close_ends_all_processes_even_hung_ones(make, tmp_path: Path) -> None:
     for future in [hung, *queued]:
         with pytest.raises(CancelledError):
             future.result(0)
+    assert not list(it.log_dir.iterdir())
     with pytest.raises(DeviceError, match="closed"):
         it.submit(config(), "up", 64)
     it.close()
@@ -261,6 +264,22 @@ def test_a_kernel_that_cannot_be_loaded_is_one_error_not_a_hang(tmp_path: Path) 
     it = CompilePool(Local(tmp_path), SHAPE, (12, 0), workers=1, cache_dir=tmp_path)
     with it, pytest.raises(DeviceError, match="no compile process can be started"):
         it.submit(config(), "up", 64).result(60)
+
+
+def test_a_process_that_cannot_be_started_leaves_the_work_to_the_others(tmp_path: Path) -> None:
+    with CompilePool(OneProcessKernel(tmp_path, 0.5), SHAPE, (12, 0), workers=2, cache_dir=tmp_path) as it:
+        it.start()
+        futures = [it.submit(config(number=n), "up", 64) for n in range(40)]
+        assert all(f.result(120).failure is None for f in futures)
+        assert [slot.retired for slot in it._slots].count(True) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    it = CompilePool(FaultyKernel(tmp_path), SHAPE, (12, 0), workers=1, cache_dir=file)
+    with it, pytest.raises(DeviceError, match="TRITON_CACHE_DIR"):
+        it.submit(config(), "up", 64)
 
 
 @pytest.mark.parametrize("workers", [0, -1])
