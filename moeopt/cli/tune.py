@@ -177,10 +177,11 @@ def print_result(console: Console, result: TuneResult, *, legal: int) -> None:
     wide.print(table)
     c = result.counts
     reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(c.reasons.items()))
+    left_out = "do not fit the GPU" + (" or are not in the recording" if result.info.recorded else "")
     console.print(
         f"{c.measured} timed now ({c.raced_out} of them raced out), {c.resumed} from the study database, "
         f"{c.rejected} rejected after compiling, {c.failed} failed{f' ({reasons})' if reasons else ''}; "
-        f"{c.unique_compiled} distinct configs; {c.infeasible} of {c.space} do not fit the GPU; {result.wall_s:.1f} s",
+        f"{c.unique_compiled} distinct configs; {c.infeasible} of {c.space} {left_out}; {result.wall_s:.1f} s",
         markup=False,
     )
     if c.measured == 0 and c.resumed:

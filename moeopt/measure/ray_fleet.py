@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from moeopt.space import LaunchConfig
 log = logging.getLogger(__name__)
 
 _START_S: Final = 300.0
+_CONNECT_S: Final = 10.0
 _GONE: Final = "all GPUs of the Ray cluster are gone: start it again and run the same command"
 
 
@@ -347,9 +349,15 @@ def connect(ray: Any, address: str | None) -> None:
     """
     if ray.is_initialized():
         return
+    address = address or os.environ.get("RAY_ADDRESS")
     try:
-        ray.init(address=address or os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        # Ray tries an address where nothing listens for minutes.
+        host, _, port = (address or "").rpartition(":")
+        if port.isdigit() and "/" not in host:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        at = f" at {address}" if address else ""
         raise DeviceError(
-            f"cannot reach the Ray cluster ({str(error).splitlines()[0]}): start it, or set RAY_ADDRESS"
+            f"cannot reach the Ray cluster{at} ({str(error).partition(chr(10))[0]}): start it, or set RAY_ADDRESS"
         ) from None

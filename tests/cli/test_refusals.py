@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -197,6 +199,25 @@ def test_times_of_a_routing_file_need_the_file_again(tmp_path: Path) -> None:
     assert DeviceOptions.as_measured("builtin", "zipf:1.2, warm L2") == DeviceOptions(
         kernel="builtin", routing="zipf:1.2", warm_l2=True
     )
+
+
+def test_a_ray_cluster_that_is_not_there(tiny_recording: Write) -> None:
+    """In a process of its own: here a test may have joined a cluster."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        args = ["tune", "--gpu", f"recorded:{tiny_recording()}", "--executor", "ray", "--storage", "never.db"]
+        done = subprocess.run(
+            [sys.executable, "-m", "moeopt.cli", *args],
+            env={**os.environ, "RAY_ADDRESS": address},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 2
+    assert f"cannot reach the Ray cluster at {address}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_closed_stdout_is_no_error() -> None:
