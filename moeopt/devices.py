@@ -122,10 +122,17 @@ def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Devi
             f"{recording.path} is a recording of the {device.info.kernel} kernel, and {options.kernel} was asked for: "
             "leave the kernel away, or give a recording of it"
         )
-    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != device.info.routing:
+    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != (
+        device.info.routing.removesuffix(WARM_L2)
+    ):
         raise RecordingError(
             f"{recording.path} is a recording of {device.info.routing} routing, and {options.routing} was asked for: "
             "leave the routing away, or give a recording of it"
+        )
+    if options.warm_l2 and not device.info.routing.endswith(WARM_L2):
+        raise RecordingError(
+            f"{recording.path} was measured with a cold L2, and a warm one was asked for: leave --warm-l2 away, or "
+            "give a recording of it"
         )
     return device
 

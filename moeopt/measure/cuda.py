@@ -98,7 +98,9 @@ class CudaDevice(WorkerDevice):
         return self._ensure_worker()
 
     def rates(self) -> Rates:
-        """Measured copy bandwidth and matmul rate: from the user's cache, or measured now and kept.
+        """Measured copy bandwidth and matmul rate: from the user's cache, or measured now.
+
+        They are kept, unless another process used the GPU meanwhile.
 
         Raises:
             DeviceError: They are not known yet and a measurement is under way.
@@ -108,7 +110,11 @@ class CudaDevice(WorkerDevice):
             self._rates = self._rate_store.load(key)
             if self._rates is None:
                 self._rates = Rates(**self._ask("rates"))
-                self._rate_store.save(key, self._rates)
+                self._poll(force=True)
+                if self._busy is None:
+                    self._rate_store.save(key, self._rates)
+                else:
+                    log.warning("the GPU's rates are measured again next time: %s meanwhile", self._busy)
         return self._rates
 
     def roofline_us(self, cell: Cell) -> float | None:

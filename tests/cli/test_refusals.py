@@ -42,6 +42,7 @@ MADE: list[bytes] = []
         ([*TUNE, "--kernel", "nosuch"], "kernel 'nosuch' is unknown"),
         ([*TUNE, "--kernel", "vllm"], "is a recording of the builtin kernel, and vllm was asked for"),
         ([*TUNE, "--routing", "nosuch"], "routing 'nosuch' is unknown"),
+        ([*TUNE, "--warm-l2"], "was measured with a cold L2, and a warm one was asked for"),
         ([*TUNE, "--routing", "zipf:1.2"], "is a recording of uniform routing, and zipf:1.2 was asked for"),
         ([*TUNE, "--workers", "0"], "workers is 0"),
         ([*TUNE, "--engine", "nosuch"], "engine 'nosuch' is unknown"),

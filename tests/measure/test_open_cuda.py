@@ -94,3 +94,18 @@ def test_without_a_gpu_there_is_one_line_that_says_so(options: DeviceOptions) ->
         open_cuda(SHAPE, None, options)
     with pytest.raises(DeviceError, match="no CUDA GPU was found: use a GPU machine"):
         open_cuda(SHAPE, [0], options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [None, "python (1) used the GPU (60 % of the time)"])
+def test_rates_of_a_disturbed_gpu_are_not_kept(
+    device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str | None
+) -> None:
+    store = RateStore(tmp_path / "empty.json")
+    monkeypatch.setattr(device, "_rate_store", store)
+    monkeypatch.setattr(device, "_ask", lambda _: {"copy_gbps": 1.0, "read_gbps": 2.0, "matmul_tflops": None})
+    monkeypatch.setattr(device, "_poll", lambda **_: None)
+    monkeypatch.setattr(device, "_busy", busy)
+    assert device.rates() == Rates(1.0, 2.0, None)
+    kept = store.load(rate_key(device.gpu.name, device.info.driver, device.info.torch, SHAPE))
+    assert kept == (Rates(1.0, 2.0, None) if busy is None else None)
