@@ -153,7 +153,11 @@ def _in_tree(info: EngineInfo, path: Path) -> Path | None:
 
 
 def _defines_kernel(path: Path) -> bool:
-    return _KERNEL_DEFINITION.search(path.read_text(encoding="utf-8", errors="replace")) is not None
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # a folder of that name, a dead link, a file of another user
+        return False
+    return _KERNEL_DEFINITION.search(text) is not None
 
 
 def _installed_version(info: EngineInfo) -> str:

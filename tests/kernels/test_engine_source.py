@@ -42,6 +42,8 @@ def test_installed_package_is_found_and_not_imported(
 
 def test_a_kernel_that_moved_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = package(tmp_path, "srt/elsewhere/fused_moe_kernels.py")
+    path.with_name("fused_moe_a.py").symlink_to("nowhere")
+    path.with_name("fused_moe_b.py").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert find_engine("sglang").path == path.resolve()
 
