@@ -108,7 +108,6 @@ class PoolCounts:
     compiled: int = 0
     failed: int = 0
     remembered: int = 0
-    worker_deaths: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=200))
 
 
@@ -358,7 +357,6 @@ class CompilePool:
         else:
             self._died(task, error)
         if error is not None or overdue is not None:
-            self.counts.worker_deaths += 1
             self._end_slot(slot)
 
     def _died(self, task: _Task, error: BaseException) -> None:

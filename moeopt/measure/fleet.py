@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from moeopt.errors import DeviceError
 from moeopt.measure.base import Cell, Device, Job, Measurement, Race, never_stop
@@ -22,13 +22,6 @@ AGREEMENT: Final = 0.03
 _FIXED_COST: Final = 512
 _JOIN_S: Final = 2.0
 _ANSWER_S: Final = 0.1
-
-
-class ControlledDevice(Protocol):
-    """A device with a config that every one of its kind can time, to be compared with others."""
-
-    def control_us(self) -> float | None:
-        """Microseconds of the control config, or None where it has none."""
 
 
 class Fleet(Device):
