@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeopt.errors import InvalidInputError
+from moeopt.export.names import check_engine
+from moeopt.options import TuneOptions, parse_timeout
 from moeopt.shape import MoEShape
+from moeopt.space import SearchSpace
 
 _TUNE_KEYS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "batch_sizes": list,
@@ -104,10 +107,12 @@ class StudyFile:
         description = data.get("description", "")
         if not isinstance(description, str):
             raise InvalidInputError(f"description is {description!r}: a text is expected")
+        shape = MoEShape.from_dict(data["shape"])
+        _check_values(shape, options, export)
         return cls(
             path=path,
             description=description,
-            shape=MoEShape.from_dict(data["shape"]),
+            shape=shape,
             tune=dict(options),
             recording=find_recording(replay["recording"], path.parent) if "recording" in replay else None,
             export_engine=export.get("engine"),
@@ -135,6 +140,19 @@ def find_recording(name: str, base: Path | None = None) -> Path:
 def shipped_recordings() -> dict[str, Path]:
     """The recordings in the package, by file name."""
     return {path.name: path for path in sorted((Path(__file__).parent / "recordings").glob("*.jsonl.gz"))}
+
+
+def _check_values(shape: MoEShape, options: Mapping[str, Any], export: Mapping[str, Any]) -> None:
+    """What a tune would refuse, or could not write at its end: said of the file, whichever command reads it."""
+    given = {key: options[key] for key in ("mode", "space", "trials", "seed") if key in options}
+    TuneOptions(tuple(options.get("batch_sizes", (1,))), timeout=parse_timeout(options.get("timeout")), **given)
+    SearchSpace.named(options.get("space", "grid"), shape)
+    if options.get("workers", 1) < 1:
+        raise InvalidInputError(f"workers is {options['workers']}: give at least 1 compile process")
+    if len(export) == 1:
+        raise InvalidInputError(f"[export] holds only {next(iter(export))}: give engine and directory")
+    if export:
+        check_engine(export["engine"])
 
 
 def _known(what: str, given: Mapping[str, Any], known: Any) -> None:
