@@ -110,17 +110,22 @@ def test_the_race_is_run_where_the_rounds_are_timed(executor: Executor, gpus: Re
         assert timed[line] == (2 if job.cell.role == "down" else 5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        TuneOptions(batch_sizes=(1, 16, 64), trials=12, seed=2),
-        TuneOptions(
-            batch_sizes=(1, 16), trials=10, seed=3, sampler=optuna.samplers.TPESampler(n_startup_trials=3),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=2),
-        ),
-    ],
-    ids=["ours", "optuna"],
+OURS = TuneOptions(batch_sizes=(1, 16), trials=12, seed=2)
+OPTUNA = TuneOptions(
+    batch_sizes=(1, 16), trials=10, seed=3, sampler=optuna.samplers.TPESampler(n_startup_trials=3),
+    pruner=optuna.pruners.MedianPruner(n_startup_trials=2),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("executor", "options"),
+    [
+        pytest.param("local", OURS, id="local-ours"),
+        pytest.param("local", OPTUNA, id="local-optuna"),
+        pytest.param("ray", OURS, id="ray-ours"),
+    ],
+    indirect=["executor"],
+)
 def test_a_tune_ends_as_on_one_gpu(
     executor: Executor, gpus: Replayed, recording: Recording, tmp_path: Path, options: TuneOptions
 ) -> None:
@@ -141,7 +146,7 @@ def test_an_iterator_that_is_closed_ends_the_measuring(
     executor: Executor, recording: Recording, tmp_path: Path
 ) -> None:
     gpus = Replayed(recording, tmp_path, pause_s=0.02)
-    jobs = _jobs(_sound(recording, 40))
+    jobs = _jobs(_sound(recording, 20))
     with executor.open(gpus) as device:
         begun = device.measure(jobs)
         next(begun)
@@ -158,12 +163,17 @@ def test_an_error_of_one_gpu_is_raised_here(executor: Executor, recording: Recor
         list(device.measure(_jobs(_sound(recording, 4))))
 
 
+DISAGREE = r"disagree by 4\.5 %.*(100\.0|104\.5) µs.*(100\.0|104\.5) µs"
+
+
 @pytest.mark.parametrize(
-    ("control", "message"),
+    ("executor", "control", "message"),
     [
-        ((100.0, 104.5), r"disagree by 4\.5 %.*(100\.0|104\.5) µs.*(100\.0|104\.5) µs"),
-        ((100.0, None), "nothing shows that the GPUs agree"),
+        pytest.param("local", (100.0, 104.5), DISAGREE, id="local-disagree"),
+        pytest.param("local", (100.0, None), "nothing shows that the GPUs agree", id="local-unknown"),
+        pytest.param("ray", (100.0, 104.5), DISAGREE, id="ray-disagree"),
     ],
+    indirect=["executor"],
 )
 def test_gpus_that_do_not_agree_are_not_mixed(
     executor: Executor, recording: Recording, tmp_path: Path, control: tuple[float | None, ...], message: str
@@ -201,11 +211,19 @@ def _alike(found: dict[Job, Measurement], recording: Recording) -> None:
         assert len(m.us) >= 3
 
 
-def test_each_binary_is_compiled_once_for_all_gpus(executor: Executor, worked: Worked, recording: Recording) -> None:
-    jobs = _jobs(_sound(recording, 6))
+def test_each_binary_is_compiled_once_for_all_gpus_and_closing_ends_the_processes(
+    executor: Executor, worked: Worked, recording: Recording, tmp_path: Path
+) -> None:
+    jobs = _jobs(_sound(recording, 3))
     with executor.open(worked) as device:
         device.hint([job.config for job in jobs[:6]])
         _alike(_measured(device, jobs), recording)
+        pids = [int((tmp_path / f"worker{number}").read_text()) for number in (0, 1)]
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        device.close()
+        device.close()
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     compiles = Counter(worked.compiles())
     assert set(compiles.values()) == {1}
     assert set(compiles) >= {f"{job.cell.role} {job.config}" for job in jobs}
@@ -213,7 +231,7 @@ def test_each_binary_is_compiled_once_for_all_gpus(executor: Executor, worked: W
 
 def test_what_fails_costs_one_trial(executor: Executor, worked: Worked, recording: Recording) -> None:
     """A compiler that aborts or says no, a launch that crashes, hangs or lies: each a reason, and the rest goes on."""
-    sound = _sound(recording, 12)
+    sound = _sound(recording, 7)
     broken = next(config for config, row in recording.rows.items() if row.status == "compile_error")
     kernel = replace(worked.kernel, aborts=frozenset(sound[:1]))
     faults = {sound[1]: "crash", sound[2]: "hang", sound[3]: "lie", sound[4]: "memory"}
@@ -254,14 +272,3 @@ def test_what_is_killed_in_the_middle_costs_nothing(
         assert Counter(m.job for m in found) == Counter(jobs), "each is answered once"
         _alike(_plain(found), recording)
         _alike(_measured(device, jobs[:6]), recording)
-
-
-def test_closing_ends_the_processes(executor: Executor, worked: Worked, recording: Recording, tmp_path: Path) -> None:
-    with executor.open(worked) as device:
-        _measured(device, _jobs(_sound(recording, 2)))
-        pids = [int((tmp_path / f"worker{number}").read_text()) for number in (0, 1)]
-        assert all(psutil.pid_exists(pid) for pid in pids)
-        device.close()
-        device.close()
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=5)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

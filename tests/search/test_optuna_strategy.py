@@ -44,7 +44,11 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # experimental
-    PRUNERS = [None, WilcoxonPruner(), MedianPruner(n_startup_trials=3)]
+    PRUNERS: dict[str, optuna.pruners.BasePruner | None] = {
+        "racing": None,
+        "wilcoxon": WilcoxonPruner(),
+        "median": MedianPruner(n_startup_trials=3),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +84,13 @@ def _run(
     return strategy, done
 
 
-@pytest.mark.parametrize("pruner", PRUNERS, ids=["racing", "wilcoxon", "median"])
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    ("name", "pruner"),
+    [
+        *(pytest.param(name, PRUNERS["racing"], id=f"{name}-racing") for name in SAMPLERS),
+        *(pytest.param("tpe", PRUNERS[pruner], id=f"tpe-{pruner}") for pruner in ("wilcoxon", "median")),
+    ],
+)
 def test_failures_are_told_right_cost_no_budget_and_are_not_tried_again(
     name: str, pruner: optuna.pruners.BasePruner | None, recording: Recording
 ) -> None:

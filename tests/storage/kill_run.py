@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -54,8 +55,9 @@ def _say(number: int) -> None:
 
 def main() -> None:
     recording = Recording.load(sys.argv[1])
-    import optuna.storages._rdb.models  # noqa: F401  (so that children need not)
-
+    with tempfile.TemporaryDirectory() as directory:  # a first run, so that children need not import, nor load
+        names = {name: f"{directory}/{name}" for name in ("log", "result")}
+        run(recording, {"storage": f"{directory}/first.db", **names})
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

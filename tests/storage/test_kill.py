@@ -100,7 +100,7 @@ def _end(path: Path) -> dict[str, object]:
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_killed_at_random_points(kind: str, runner: Runner, tmp_path: Path) -> None:
     suffix = {"sqlite": "db", "journal": "journal"}[kind]
-    points = POINTS if kind == "sqlite" else 3
+    points = POINTS if kind == "sqlite" else 2
     assert runner.run(tmp_path, str(tmp_path / f"whole.{suffix}"), "whole") == 0
     whole = Line.read(tmp_path / "whole.log")
     # The engine's defaults are timed first; they are no trials, and may be tried as one later.

@@ -15,24 +15,17 @@ import pytest
 
 from moeopt.study import StudyStore
 
-from .mariadb import MariaServer
 from .server import PASSWORD, PostgresServer
 
-pytestmark = pytest.mark.slow
-Server = PostgresServer | MariaServer
+pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 DEFAULTS = 2  # timed before the first trial, as far as the recording has them
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(PostgresServer, marks=pytest.mark.postgres, id="postgres"),
-        pytest.param(MariaServer, marks=pytest.mark.mysql, id="mariadb"),
-    ]
-)
-def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of this test's own, as it is killed."""
-    server: Server = request.param()
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A server of this test's own, as it is killed; how MariaDB is waited for: test_workers.py."""
+    server = PostgresServer()
     try:
         server.start()
         yield server
@@ -84,7 +77,7 @@ def _stored(url: str) -> list[str]:
         ]
 
 
-def test_it_comes_back(own_server: Server, tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
+def test_it_comes_back(own_server: PostgresServer, tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
     recording = tiny_recording()
     whole = Tune(tmp_path, recording, own_server.create_database("whole"), "whole")
     code, out, err = whole.end()
@@ -102,8 +95,7 @@ def test_it_comes_back(own_server: Server, tiny_recording: Callable[..., Path], 
     assert sorted(_stored(url)) == sorted(_stored(whole.storage)), "nothing is lost, nor stored twice"
 
 
-@pytest.mark.parametrize("own_server", [pytest.param(PostgresServer, marks=pytest.mark.postgres)], indirect=True)
-def test_it_does_not_come_back(own_server: Server, tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
+def test_it_does_not_come_back(own_server: PostgresServer, tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
     """The tune ends with what it has, and says so; the next one goes on from what was stored."""
     recording, url = tiny_recording(), own_server.create_database("gone")
     tune = Tune(tmp_path, recording, url, "gone", give_up_s=2)

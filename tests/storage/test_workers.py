@@ -125,6 +125,7 @@ def test_the_claims_of_a_killed_worker_come_back(server_url: str, recording: Rec
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("server", [pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
 def test_a_tune_with_workers_ends_complete(server_url: str, recording: Recording) -> None:
     with StudyStore(server_url) as store, workers(server_url, 2):
         tuner = Tuner(RecordedDevice(recording), store, TuneOptions(batch_sizes=(64, 1024), trials=8, seed=1))
