@@ -8,7 +8,8 @@ No GPU is touched. Three columns of numbers, for moeopt's own kernel and each (c
 - shared memory: (tile, projection) compiled up to where shared memory is allocated, from
   tests/data/resources (benchmarks/compile_grid.py), and verdicts of the rule that the compiler refutes.
 - binaries: configs compiled to the end for both projections. The whole legal grid where --surveys has such a
-  file (``moeopt compile`` writes it), else --sample of them, picked evenly by hash; those that a deadline
+  file (``moeopt compile`` writes it) or studies/recordings a recording of moeopt's kernel on that GPU (of the same
+  scheme, perhaps another layer), else --sample of them, picked evenly by hash; those that a deadline
   ended are compiled again where --sample is given, with 600 s each. They count apart from those that the
   compiler refused: on a busy machine a deadline says nothing of a config.
 """
@@ -40,6 +41,8 @@ from moeopt.space import LaunchConfig, SearchSpace
 
 ROOT = Path(__file__).resolve().parents[1]
 RESOURCES = ROOT / "tests" / "data" / "resources"
+RECORDINGS = ROOT / "studies" / "recordings"
+SCHEME = ("dtype", "block_shape", "per_channel", "group_size")
 GPU_NAMES = (
     "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GB10", "NVIDIA B200", "NVIDIA H200", "NVIDIA L40S",
     "NVIDIA A100-SXM4-80GB",
@@ -70,6 +73,7 @@ class Counts:
     compile_s: float = 0.0
     messages: dict[str, int] = field(default_factory=dict)
     tensor_cores: dict[str, int] = field(default_factory=dict)
+    source: str | None = None
 
 
 def legal_configs(kernel: MoEKernel, shape: MoEShape, gpu: GpuSpec) -> list[LaunchConfig]:
@@ -98,7 +102,22 @@ def count(kernel: MoEKernel, scheme: str, gpu: GpuSpec, options: argparse.Namesp
         _survey(kernel, shape, gpu, legal, path, options)
     if path.exists():
         _count_survey(counts, path)
+    elif recording := _recording(shape, gpu):
+        _count_survey(counts, recording)
+        counts.source = recording.name
     return counts
+
+
+def _recording(shape: MoEShape, gpu: GpuSpec) -> Path | None:
+    """A recording of moeopt's kernel on this GPU in the scheme of the shape."""
+    for path in sorted(RECORDINGS.glob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as lines:
+            header = json.loads(next(lines))
+        there = MoEShape.from_dict(header["shape"])
+        same = all(getattr(there, name) == getattr(shape, name) for name in SCHEME)
+        if same and header["complete"] and header["gpu"]["name"] == gpu.name and header["kernel"].startswith("builtin"):
+            return path
+    return None
 
 
 def _count_allocated(counts: Counts, shape: MoEShape, gpu: GpuSpec) -> None:
@@ -140,19 +159,26 @@ def _count_survey(counts: Counts, path: Path) -> None:
     counts.whole = len(rows) == counts.legal
     cores, messages = Counter[str](), Counter[str]()
     for row in rows:
+        # A recording keeps no reason apart from the message.
+        error = str(row.get("error") or "")
+        if "in local memory" in error:
+            counts.compiled += 1
+            counts.local_memory += 1
+            continue
         if row["status"] != "ok":
-            if row.get("reason") == TIMEOUT:
+            if row.get("reason") == TIMEOUT or error.startswith("compiling took over"):
                 counts.deadline += 1
             else:
                 counts.failed += 1
-                messages[str(row["error"])] += 1
+                messages[error] += 1
             continue
         counts.compiled += 1
         counts.compile_s += row["compile_s"] or 0.0
         counts.local_memory += any("rejected" in row[role] for role in ROLES)
         for role in ROLES:
-            core = row[role]["tensor_core"]
-            cores[" ".join(filter(None, core.values())) if core else "none"] += 1
+            core = row[role].get("tensor_core")
+            if "tensor_core" in row[role]:
+                cores[" ".join(filter(None, core.values())) if core else "none"] += 1
     counts.compile_s = round(counts.compile_s, 1)
     counts.messages, counts.tensor_cores = dict(messages), dict(cores.most_common())
 
