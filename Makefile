@@ -9,7 +9,7 @@ tune: $(VENV)/.installed
 	$(BIN)/moeopt tune $(STUDY)
 
 test: $(VENV)/.installed-test lint
-	without="$$(tests/setup-system)" && $(BIN)/python -m pytest -m "$$without"
+	without="$$(tests/setup-system)" && $(BIN)/python -m pytest -n 2 --dist loadfile -m "$$without"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
