@@ -66,7 +66,7 @@ def load_result(store: StudyStore, key: StudyKey) -> TuneResult:
         space="",
         seed=None,
         wall_s=0.0,
-        rows=assemble(mode, final, final.choose(), side),
+        rows=assemble(mode, final, final.choose(raced_out=True), side),
         counts=Counts(resumed=resumed),
         storage=store.url,
         key=key,

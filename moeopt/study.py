@@ -18,7 +18,7 @@ from moeopt.storage.backend import Backend, Packed
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
 from moeopt.storage.key import StudyKey, cell_of
 from moeopt.storage.lock import RunLock
-from moeopt.storage.open import check_new_file, open_backend
+from moeopt.storage.open import check_new_file, is_there, open_backend
 from moeopt.storage.url import StorageUrl
 from moeopt.storage.writer import TrialWriter
 
@@ -75,7 +75,7 @@ class StudyStore:
         self._url = StorageUrl.parse(url)
         self._create = create
         self._opened: Backend | None = None
-        if self._url.path is None or self._url.path.exists() or not create:
+        if self._url.path is None or not create or is_there(self._url.path):
             self._opened = open_backend(self._url, create=create)
         else:
             check_new_file(self._url)

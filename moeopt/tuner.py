@@ -150,7 +150,7 @@ class Tuner:
             if done and not run.finished:
                 self._close_run(run)
             if self.options.mode == "joint":
-                self._time_winners(self._final_ledger().choose())
+                self._time_winners(self._final_ledger().choose(raced_out=True))
         except KeyboardInterrupt:
             self.interrupted = True
             self.notes.append("interrupted: these are the best so far; run the same command to go on")
@@ -164,7 +164,7 @@ class Tuner:
                 with self._timed("storage"):
                     self._close_writer(writer)
         ledger = self._final_ledger()
-        rows = assemble(self.options.mode, ledger, ledger.choose(), self._side_times)
+        rows = assemble(self.options.mode, ledger, ledger.choose(raced_out=True), self._side_times)
         return TuneResult(
             shape=self.device.shape,
             gpu=self.device.gpu.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from moeopt.measure.base import Cell, Measurement
 from moeopt.space import LaunchConfig
@@ -53,29 +54,39 @@ class Ledger:
         """The fastest fully timed config of a cell."""
         return self._incumbent.get(cell)
 
-    def best_per_block(self, cell: Cell) -> dict[int, Measurement]:
-        """For each BLOCK_SIZE_M, the fastest fully timed config of a cell."""
+    def best_per_block(self, cell: Cell, *, raced_out: bool = False) -> dict[int, Measurement]:
+        """For each BLOCK_SIZE_M, the fastest fully timed config of a cell, or the fastest timed at all."""
         best: dict[int, tuple[tuple[float, LaunchConfig], Measurement]] = {}
         for config, m in self._rows[cell].items():
-            if m.status == "ok" and m.us:
+            if m.us and (m.status == "ok" or (raced_out and m.status == "raced_out")):
                 rank = _rank(m)
                 old = best.get(config.block_size_m)
                 if old is None or rank < old[0]:
                     best[config.block_size_m] = (rank, m)
         return {block: m for block, (_, m) in sorted(best.items())}
 
-    def choose(self) -> dict[int, dict[str, Measurement]]:
+    def choose(self, *, raced_out: bool = False) -> dict[int, dict[str, Measurement]]:
         """The result: per batch size, what to export.
 
         Up and down share BLOCK_SIZE_M, because one alignment of tokens to experts serves both: of
         every BLOCK_SIZE_M that both have been timed with, the one with the smallest sum. Where only
         one role has been timed, that role stands alone; a batch size with nothing timed is left out.
+
+        Args:
+            raced_out: Where no BLOCK_SIZE_M is common to what was timed in full, look at what was raced out, too:
+                for a result, a config that was timed for a launch or two is better than none for down.
         """
         out: dict[int, dict[str, Measurement]] = {}
         for batch_size in sorted({cell.batch_size for cell in self.cells}):
             best = {c.role: self.best_per_block(c) for c in self.cells if c.batch_size == batch_size}
             best = {role: blocks for role, blocks in best.items() if blocks}
-            shared = set.intersection(*(set(blocks) for blocks in best.values())) if best else set()
+            shared = _common(best)
+            if raced_out and len(best) > 1 and not shared:
+                every = {
+                    c.role: self.best_per_block(c, raced_out=True) for c in self.cells if c.batch_size == batch_size
+                }
+                if _common(every):
+                    best, shared = every, _common(every)
             if shared:
                 block = min(sorted(shared), key=lambda b: sum(blocks[b].median_us for blocks in best.values()))
                 out[batch_size] = {role: blocks[block] for role, blocks in best.items()}
@@ -83,6 +94,11 @@ class Ledger:
                 role = "up" if "up" in best else min(best)
                 out[batch_size] = {role: min(best[role].values(), key=_rank)}
         return out
+
+
+def _common(best: Mapping[Any, Mapping[int, Measurement]]) -> set[int]:
+    """The BLOCK_SIZE_M that all roles have."""
+    return set.intersection(*(set(blocks) for blocks in best.values())) if best else set()
 
 
 def _rank(m: Measurement) -> tuple[float, LaunchConfig]:

@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from moeopt.errors import StorageError
@@ -47,7 +48,9 @@ def _check_file(url: StorageUrl, *, create: bool) -> None:
         raise StorageError(f"{url.display} is a directory: give the path of a database file in it")
     if path.exists():
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK):
-            raise StorageError(f"{url.display} is read-only: give a --storage that can be written")
+            raise StorageError(
+                f"{url.display} is read-only or may not be entered: give a --storage that can be written"
+            )
         with path.open("rb") as file:
             head = file.read(len(_SQLITE_MAGIC))
         if url.kind == "sqlite" and head and head != _SQLITE_MAGIC:
@@ -66,6 +69,14 @@ def _check_file(url: StorageUrl, *, create: bool) -> None:
         raise StorageError(_no_directory(url, error)) from None
 
 
+def is_there(path: Path) -> bool:
+    """Whether a path exists; what is in a directory that may not be entered counts as not there."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
 def check_new_file(url: StorageUrl) -> None:
     """Says whether the file of a database that is not there can be made, without making anything.
 
@@ -74,11 +85,13 @@ def check_new_file(url: StorageUrl) -> None:
     """
     path = url.path
     assert path is not None
-    parent = next(one for one in path.parents if one.exists())
+    parent = next(one for one in path.parents if is_there(one))
     if not parent.is_dir():
         raise StorageError(_no_directory(url, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))))
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise StorageError(f"the directory {parent} is read-only: give a --storage that can be written")
+        raise StorageError(
+            f"the directory {parent} is read-only or may not be entered: give a --storage that can be written"
+        )
 
 
 def _no_directory(url: StorageUrl, error: OSError) -> str:

@@ -49,6 +49,16 @@ def test_without_a_shared_block_up_stands_alone() -> None:
     assert set(ledger.choose()[8]) == {"up"}
 
 
+def test_a_result_takes_what_was_raced_out_before_it_leaves_down_without_a_config() -> None:
+    ledger = Ledger([UP, DOWN])
+    ledger.add([ok(UP, 16, 10.0), ok(UP, 64, 14.0, status="raced_out"), ok(DOWN, 64, 9.0)])
+    assert set(ledger.choose()[8]) == {"up"}
+    chosen = ledger.choose(raced_out=True)[8]
+    assert {role: m.job.config for role, m in chosen.items()} == {"up": config(64), "down": config(64)}
+    ledger.add([ok(DOWN, 16, 30.0)])
+    assert ledger.choose(raced_out=True)[8]["up"].job.config == config(16), "what was timed in full comes first"
+
+
 def test_other_cells_are_dropped_and_untimed_batch_sizes_left_out() -> None:
     ledger = Ledger([UP, DOWN])
     ledger.add([ok(Cell("up", 16), 16, 1.0)])

@@ -125,16 +125,35 @@ for path in sys.argv[1:]:
 def test_read_only(tmp_path: Path) -> None:
     _new(tmp_path / "a.db").chmod(0o444)
     paths = [str(tmp_path / name) for name in ("a.db", "b.db", "c.journal", "new/d.db")]
-    for directory in (tmp_path, *tmp_path.parents[:2]):
+    # Down from pytest's own directory, which only its owner may enter; under xdist it is one level further up.
+    above = [d for d in tmp_path.parents if d.name.startswith(("pytest-", "popen-"))]
+    for directory in (tmp_path, *above):
         directory.chmod(0o555)
     try:
         out = subprocess.run([sys.executable, "-c", _OPEN, *paths], capture_output=True, text=True, check=False)
     finally:
-        for directory in (tmp_path, *tmp_path.parents[:2]):
+        for directory in (tmp_path, *above):
             directory.chmod(0o755)
     lines = out.stdout.splitlines()
     assert len(lines) == len(paths), out.stderr
     assert all("read-only" in line or "Permission denied" in line for line in lines), lines
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path: Path) -> None:
+    """As another user where this is root, who enters every directory."""
+    above = [d for d in tmp_path.parents if d.name.startswith(("pytest-", "popen-"))]
+    for directory in (tmp_path, *above):
+        directory.chmod(0o755)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    paths = [str(closed / "a.db"), str(closed / "new" / "b.db")]
+    try:
+        out = subprocess.run([sys.executable, "-c", _OPEN, *paths], capture_output=True, text=True, check=False)
+    finally:
+        closed.chmod(0o755)
+    lines = out.stdout.splitlines()
+    assert len(lines) == 2, out.stderr
+    assert all("may not be entered" in line for line in lines), lines
 
 
 @pytest.mark.postgres
