@@ -120,7 +120,7 @@ class SharedOnly(MoEKernel):
         raise RuntimeError("the compiler did not allocate shared memory: the binary came from a cache")
 
     def bind(self, *args: Any) -> Callable[[], None]:
-        raise NotImplementedError
+        raise NotImplementedError("a kernel whose compile ends before a binary has nothing to launch")
 
 
 @dataclass

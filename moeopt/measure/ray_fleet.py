@@ -204,14 +204,7 @@ class RayFleet(Device):
             member.handle.call.remote(_Call("hint", (hinted,)))
 
     def check_agreement(self) -> tuple[float, ...]:
-        """Times the control config on every GPU.
-
-        Returns:
-            Microseconds per GPU; nothing for recordings, whose times are what they are.
-
-        Raises:
-            DeviceError: They do not agree, or there is nothing to compare.
-        """
+        """Times the control config on every GPU that is still there: see :meth:`Fleet.check_agreement`."""
         if self.control is None:
             asked = [(member, member.handle.call.remote(control_us)) for member in self._members]
             times = []

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import tempfile
-import time
-from pathlib import Path
 
-from .server import PASSWORD, free_port
+from .server import PASSWORD, Server
 
 _SETUP = f"""
 CREATE USER IF NOT EXISTS 'moeopt'@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';
@@ -18,13 +14,11 @@ GRANT ALL ON *.* TO 'moeopt'@'127.0.0.1';
 """
 
 
-class MariaServer:
+class MariaServer(Server):
     """Starts and kills a server (Debian's package `mariadb-server-core`); its data outlives a restart."""
 
     def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="moeopt-maria-"))
-        self._data = self._directory / "data"
-        self.port = free_port()
+        super().__init__("moeopt-maria-")
         self._setup = self._directory / "setup.sql"
         self._setup.write_text(_SETUP)
         # A server started as root changes to nobody, whose the data must be.
@@ -38,7 +32,6 @@ class MariaServer:
             ],
             check=True, capture_output=True,
         )  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         log = (self._directory / "log").open("ab")
@@ -51,11 +44,7 @@ class MariaServer:
             ],
             stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self._directory / "log").read_text()[-2000:])
-            time.sleep(0.1)
+        self._wait()
 
     def _answers(self) -> bool:
         import pymysql
@@ -79,14 +68,3 @@ class MariaServer:
         with self._connect() as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE `{name}`")
         return self.url_of(name)
-
-    def kill(self) -> None:
-        """kill -9 of the server."""
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-    def remove(self) -> None:
-        self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 PASSWORD = "s3cret-Pa55"
@@ -26,14 +27,44 @@ def find_binaries() -> Path:
     raise FileNotFoundError("no PostgreSQL server is installed: apt-get install postgresql")
 
 
-class PostgresServer:
+class Server(ABC):
+    """A database server's process with its files in a temporary directory."""
+
+    def __init__(self, prefix: str) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix=prefix))
+        self._data = self._directory / "data"
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def _answers(self) -> bool: ...
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self._directory / "log").read_text()[-2000:])
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """kill -9 of the server and all its children."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class PostgresServer(Server):
     """Starts and kills a server; its data outlives a restart."""
 
     def __init__(self) -> None:
+        super().__init__("moeopt-pg-")
         self._bin = find_binaries()
-        self._directory = Path(tempfile.mkdtemp(prefix="moeopt-pg-"))
-        self._data = self._directory / "data"
-        self.port = free_port()
         # The server refuses to run as root.
         self._as = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
         if self._as:
@@ -45,7 +76,6 @@ class PostgresServer:
             "initdb", "-D", str(self._data), "-U", "moeopt", "-A", "scram-sha-256", "--pwfile", str(password_file),
             "--no-sync", "-E", "UTF8", "--locale=C",
         )  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
 
     def _run(self, name: str, *args: str) -> None:
         subprocess.run([str(self._bin / name), *args], check=True, capture_output=True, cwd=self._directory, **self._as)
@@ -59,11 +89,7 @@ class PostgresServer:
             ],
             stdout=log, stderr=log, cwd=self._directory, start_new_session=True, **self._as,
         )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self._directory / "log").read_text()[-2000:])
-            time.sleep(0.1)
+        self._wait()
 
     def _answers(self) -> bool:
         import psycopg
@@ -88,16 +114,8 @@ class PostgresServer:
         return self.url_of(name)
 
     def kill(self) -> None:
-        """kill -9 of the server and all its children."""
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            (self._data / "postmaster.pid").unlink(missing_ok=True)
-            self.process = None
-
-    def remove(self) -> None:
-        self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        super().kill()
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
 
 
 def free_port() -> int:
