@@ -3,10 +3,13 @@
     python -m benchmarks.agreement
 
 The worker times a CUDA graph that holds a row of launches, each over another routing, and gives
-microseconds per launch. ``do_bench`` is given the same row of launches. The two take turns about twenty
-times for every config, a few milliseconds each and with the same work just before. Each pair of
-neighbouring results gives one ratio; the median of the ratios is the answer. The bar is 2 % for kernels
-over 50 µs.
+microseconds per launch. ``do_bench`` is given the same launches, the row so often that it takes about two
+milliseconds. The two take turns about twenty times for every config, a few milliseconds each and with the
+same work just before. Each pair of neighbouring results gives one ratio; the median of the ratios is the
+answer. The bar is 2 % for kernels over 50 µs.
+
+``do_bench`` writes 256 MB before each call, which leaves L2 full of lines that must go to memory while the
+first launch runs: 8 to 11 µs on an H200, 2 % of six launches of 80 µs. That is why the row is repeated.
 
 Pairs are needed because large batches run into the GPU's power limit: its clock then depends on what ran
 in the second before, and two times that are taken one after the other differ by up to 10 %, whatever
@@ -15,14 +18,13 @@ does not count; how many were left out is printed. Where fewer than five are lef
 the row says so.
 
 The last column is plain ``do_bench`` of one launch. It is longer for two reasons that a server does not
-have: the 256 MB that it writes before each launch leave L2 full of lines that must go to memory while the
-kernel runs (8 to 11 µs on an H200), and a launch that starts on an idle GPU takes about 3 µs more than one
-in a row.
+have: those lines in L2, and a launch that starts on an idle GPU takes about 3 µs more than one in a row.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -62,8 +64,10 @@ SAME_CLOCK: Final = 0.01
 CASE_S: Final = 3.0
 REP_MS: Final = 8
 PAUSE_S: Final = 0.002
-# do_bench makes the row 6 times before it warms up and times; the worker's side is given as much to do.
-ROWS_BEFORE: Final = 7
+# How long what do_bench is given takes at least: the row is repeated until it does.
+CALL_US: Final = 2000.0
+# do_bench makes 6 calls before it warms up and times; the worker's side is given as much to do.
+CALLS_BEFORE: Final = 7
 ROUNDS: Final = 3
 CLOCK_CYCLES: Final = 400_000
 
@@ -105,6 +109,7 @@ class Row:
         batch_size: Tokens.
         config: What was launched.
         launches: Launches of a row.
+        rows: Rows in what ``do_bench`` is given.
         pairs: All pairs, in the order in which they were timed.
         single_us: Plain ``do_bench`` of one launch: median over the launches of the row.
     """
@@ -114,6 +119,7 @@ class Row:
     batch_size: int
     config: LaunchConfig
     launches: int
+    rows: int
     pairs: tuple[Pair, ...]
     single_us: float
 
@@ -139,7 +145,7 @@ class Row:
         worker, bench = self.us
         return {
             "dtype": self.dtype, "role": self.role, "batch_size": self.batch_size, "config": self.config.to_dict(),
-            "launches": self.launches, "worker_us": round(worker, 3), "do_bench_us": round(bench, 3),
+            "launches": self.launches, "rows": self.rows, "worker_us": round(worker, 3), "do_bench_us": round(bench, 3),
             "apart": round(self.apart, 5), "pairs": len(self.pairs), "counted": len(self.counted),
             "one_clock": all(pair.same_clock for pair in self.counted), "single_us": round(self.single_us, 3),
             "every_pair": [[round(value, 4) for value in asdict(pair).values()] for pair in self.pairs],
@@ -167,18 +173,20 @@ def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConf
     bench.check(job)
     launches = bench._sides[0].launches
     bench.round()  # captures the graph
+    rows = math.ceil(CALL_US / (bench.round() * len(launches)))
 
-    def row() -> None:
-        for launch in launches:
-            launch()
+    def call() -> None:
+        for _ in range(rows):
+            for launch in launches:
+                launch()
 
     def worker() -> float:
-        for _ in range(ROWS_BEFORE):
+        for _ in range(CALLS_BEFORE * rows):
             bench.round()
         return statistics.median(bench.round() for _ in range(ROUNDS))
 
     def plain() -> float:
-        return median_us(row, REP_MS) / len(launches)
+        return median_us(call, REP_MS) / (rows * len(launches))
 
     found: list[Pair] = []
     singles: list[float] = []
@@ -197,7 +205,7 @@ def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConf
         if number < pairs:
             singles.append(median_us(launches[number % len(launches)], REP_MS / 2))
     bench.finish()
-    return Row(dtype, role, m, config, len(launches), tuple(found), statistics.median(singles))
+    return Row(dtype, role, m, config, len(launches), rows, tuple(found), statistics.median(singles))
 
 
 def median_us(function: Callable[[], None], rep_ms: float) -> float:
