@@ -3,13 +3,15 @@
     python -m benchmarks.agreement
 
 The worker times a CUDA graph that holds a row of launches, each over another routing, and gives
-microseconds per launch. ``do_bench`` is given the same launches, the row so often that it takes about two
-milliseconds. The two take turns about twenty times for every config, a few milliseconds each and with the
-same work just before. Each pair of neighbouring results gives one ratio; the median of the ratios is the
-answer. The bar is 2 % for kernels over 50 µs.
+microseconds per launch. ``do_bench`` is given a graph of the same launches, the row so often that it takes
+about two milliseconds. The two take turns about twenty times for every config, a few milliseconds each and
+right after as much of their own work. Each pair of neighbouring results gives one ratio; the median of the
+ratios is the answer. The bar is 2 % for kernels over 50 µs.
 
-``do_bench`` writes 256 MB before each call, which leaves L2 full of lines that must go to memory while the
-first launch runs: 8 to 11 µs on an H200, 2 % of six launches of 80 µs. That is why the row is repeated.
+A graph, because a launch from Python keeps the host busy for longer than many kernels take (the column
+"host"); a row of two milliseconds, because ``do_bench`` writes 256 MB before each call, which leaves L2 full
+of lines that must go to memory while the first launch runs: 8 to 11 µs on an H200, 2 % of six launches of
+80 µs.
 
 Pairs are needed because large batches run into the GPU's power limit: its clock then depends on what ran
 in the second before, and two times that are taken one after the other differ by up to 10 %, whatever
@@ -17,8 +19,9 @@ takes them. The clock is measured right after each result, and a pair whose cloc
 does not count; how many were left out is printed. Where fewer than five are left, all of them count, and
 the row says so.
 
-The last column is plain ``do_bench`` of one launch. It is longer for two reasons that a server does not
-have: those lines in L2, and a launch that starts on an idle GPU takes about 3 µs more than one in a row.
+The last column is plain ``do_bench`` of one launch from Python. It is longer for two reasons that a server
+does not have: those lines in L2, and a launch that starts on an idle GPU takes about 3 µs more than one in a
+row.
 """
 
 from __future__ import annotations
@@ -63,11 +66,10 @@ SAME_CLOCK: Final = 0.01
 # A case goes on to more pairs than asked for while too many are left out, for so many seconds.
 CASE_S: Final = 3.0
 REP_MS: Final = 8
-PAUSE_S: Final = 0.002
+# Work right before each result, so that the clock has settled.
+HEAT_US: Final = 20_000.0
 # How long what do_bench is given takes at least: the row is repeated until it does.
 CALL_US: Final = 2000.0
-# do_bench makes 6 calls before it warms up and times; the worker's side is given as much to do.
-CALLS_BEFORE: Final = 7
 ROUNDS: Final = 3
 CLOCK_CYCLES: Final = 400_000
 
@@ -111,6 +113,7 @@ class Row:
         launches: Launches of a row.
         rows: Rows in what ``do_bench`` is given.
         pairs: All pairs, in the order in which they were timed.
+        host_us: How long the host takes to issue one launch from Python.
         single_us: Plain ``do_bench`` of one launch: median over the launches of the row.
     """
 
@@ -121,6 +124,7 @@ class Row:
     launches: int
     rows: int
     pairs: tuple[Pair, ...]
+    host_us: float
     single_us: float
 
     @property
@@ -147,7 +151,8 @@ class Row:
             "dtype": self.dtype, "role": self.role, "batch_size": self.batch_size, "config": self.config.to_dict(),
             "launches": self.launches, "rows": self.rows, "worker_us": round(worker, 3), "do_bench_us": round(bench, 3),
             "apart": round(self.apart, 5), "pairs": len(self.pairs), "counted": len(self.counted),
-            "one_clock": all(pair.same_clock for pair in self.counted), "single_us": round(self.single_us, 3),
+            "one_clock": all(pair.same_clock for pair in self.counted),
+            "host_us": round(self.host_us, 3), "single_us": round(self.single_us, 3),
             "every_pair": [[round(value, 4) for value in asdict(pair).values()] for pair in self.pairs],
         }  # fmt: skip
 
@@ -173,19 +178,18 @@ def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConf
     bench.check(job)
     launches = bench._sides[0].launches
     bench.round()  # captures the graph
-    rows = math.ceil(CALL_US / (bench.round() * len(launches)))
-
-    def call() -> None:
-        for _ in range(rows):
-            for launch in launches:
-                launch()
+    row_us = bench.round() * len(launches)
+    rows = math.ceil(CALL_US / row_us)
+    call, host_us = one_graph(launches * rows)
 
     def worker() -> float:
-        for _ in range(CALLS_BEFORE * rows):
+        for _ in range(math.ceil(HEAT_US / row_us)):
             bench.round()
         return statistics.median(bench.round() for _ in range(ROUNDS))
 
     def plain() -> float:
+        for _ in range(math.ceil(HEAT_US / row_us / rows)):
+            call()
         return median_us(call, REP_MS) / (rows * len(launches))
 
     found: list[Pair] = []
@@ -198,14 +202,30 @@ def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConf
         # Each goes first every other time, so that neither always has the warmer GPU.
         sides: dict[str, tuple[float, float]] = {}
         for name in ("worker", "plain") if number % 2 == 0 else ("plain", "worker"):
-            time.sleep(PAUSE_S)
             sides[name] = ((worker if name == "worker" else plain)(), clock_ghz())
         (ours, our_clock), (theirs, their_clock) = sides["worker"], sides["plain"]
         found.append(Pair(ours, theirs, our_clock, their_clock))
         if number < pairs:
             singles.append(median_us(launches[number % len(launches)], REP_MS / 2))
     bench.finish()
-    return Row(dtype, role, m, config, len(launches), rows, tuple(found), statistics.median(singles))
+    return Row(dtype, role, m, config, len(launches), rows, tuple(found), host_us, statistics.median(singles))
+
+
+def one_graph(launches: Sequence[Callable[[], None]]) -> tuple[Callable[[], None], float]:
+    """Replays the launches as one graph; and the host's microseconds to issue one of them from Python."""
+    import torch
+
+    torch.cuda.current_stream().synchronize()
+    started = time.perf_counter()
+    for launch in launches:
+        launch()
+    host_us = (time.perf_counter() - started) * 1e6 / len(launches)
+    torch.cuda.current_stream().synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    return graph.replay, host_us
 
 
 def median_us(function: Callable[[], None], rep_ms: float) -> float:
@@ -229,7 +249,7 @@ def clock_ghz() -> float:
 
 def report(rows: Sequence[Row]) -> str:
     """The table, and the worst difference."""
-    head = ("", "config", "worker", "do_bench", "apart", "pairs", "GHz", "one launch", "apart")
+    head = ("", "config", "worker", "do_bench", "apart", "pairs", "GHz", "host", "one launch", "apart")
     body = []
     for row in rows:
         ours, theirs = row.us
@@ -239,7 +259,7 @@ def report(rows: Sequence[Row]) -> str:
             (
                 f"{row.dtype} {row.role} M={row.batch_size}", str(row.config), f"{ours:.1f}", f"{theirs:.1f}",
                 f"{100 * row.apart:+.1f} %", f"{len(row.counted)}/{len(row.pairs)}{note}", f"{clock:.2f}",
-                f"{row.single_us:.1f}", f"{100 * (ours / row.single_us - 1):+.1f} %",
+                f"{row.host_us:.1f}", f"{row.single_us:.1f}", f"{100 * (ours / row.single_us - 1):+.1f} %",
             )
         )  # fmt: skip
     lines = [table(head, body)]

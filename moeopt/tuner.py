@@ -163,6 +163,7 @@ class Tuner:
             if writer is not None:
                 with self._timed("storage"):
                     self._close_writer(writer)
+        self.notes.extend(self.device.notices())
         ledger = self._final_ledger()
         rows = assemble(self.options.mode, ledger, ledger.choose(raced_out=True), self._side_times)
         return TuneResult(

@@ -188,6 +188,10 @@ class Device(ABC):
 
         return launch_bytes(self.shape, cell, self.info.routing)
 
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how it was measured, once something has been."""
+        return ()
+
     def close(self) -> None:
         """Frees the GPU and ends all processes. May be called more than once."""
 

@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from moeopt.errors import DeviceError
@@ -51,7 +52,9 @@ class Fleet(Device):
             if device.shape != first.shape or device.info.kernel_hash != first.info.kernel_hash:
                 raise DeviceError(f"GPU {number} would time another shape or kernel than GPU 0")
         self.devices = tuple(devices)
-        self.shape, self.gpu, self.info = first.shape, first.gpu, first.info
+        self.shape, self.gpu = first.shape, first.gpu
+        count = f"{len(devices)} GPUs; " if len(devices) > 1 else ""
+        self.info = replace(first.info, source=count + first.info.source)
         self.control: tuple[float, ...] | None = None
         self._owners = Owners(range(len(devices)))
 
@@ -90,6 +93,9 @@ class Fleet(Device):
         if self.control is None:
             self.control = agreed([control_us(device) for device in self.devices])
         return self.control
+
+    def notices(self) -> tuple[str, ...]:
+        return agreement_text(self.control)
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
         """Times each share on its GPU at once; ``race`` is called in the calling thread."""
@@ -185,6 +191,15 @@ def agreed(times: Sequence[float | None]) -> tuple[float, ...]:
         )
     log.info("the GPUs agree within %.2f %% on the control config", 100 * apart)
     return tuple(found)
+
+
+def agreement_text(control: Sequence[float] | None) -> tuple[str, ...]:
+    """What :func:`agreed` found, in a sentence; nothing where nothing was compared."""
+    if not control or len(control) < 2:
+        return ()
+    listed = ", ".join(f"{us:.1f}" for us in control)
+    apart = 100 * (max(control) / min(control) - 1)
+    return (f"the {len(control)} GPUs agree within {apart:.2f} % on the control config ({listed} µs)",)
 
 
 class Exchange:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from moeopt.errors import DeviceError, InvalidInputError, MoeoptError
 from moeopt.measure.base import Cell, Device, Job, Measurement, Race, never_stop
-from moeopt.measure.fleet import Exchange, Owners, agreed, control_us
+from moeopt.measure.fleet import Exchange, Owners, agreed, agreement_text, control_us
 from moeopt.shape import MoEShape, Role
 from moeopt.space import LaunchConfig
 
@@ -189,6 +189,9 @@ class RayFleet(Device):
     def space_extras(self) -> tuple[str, ...]:
         keys: tuple[str, ...] = self._ask(_Call("space_extras", ()))
         return keys
+
+    def notices(self) -> tuple[str, ...]:
+        return agreement_text(self.control)
 
     def roofline_us(self, cell: Cell) -> float | None:
         us: float | None = self._ask(_Call("roofline_us", (cell,)))

@@ -16,7 +16,7 @@ TILE = LaunchConfig(16, 32, 64, 1, 4, 3)
 
 
 def row(*pairs: tuple[float, float, float, float], m: int = 64) -> agreement.Row:
-    return agreement.Row("bf16", "up", m, TILE, 6, 4, tuple(agreement.Pair(*pair) for pair in pairs), 120.0)
+    return agreement.Row("bf16", "up", m, TILE, 6, 4, tuple(agreement.Pair(*pair) for pair in pairs), 30.0, 120.0)
 
 
 def test_pairs_at_two_clocks_do_not_count() -> None:
@@ -59,8 +59,9 @@ def test_more_pairs_are_timed_while_the_clock_does_not_hold_still(
 ) -> None:
     clocks = itertools.cycle([1.9, 1.9 - step, 1.9 - step])
     monkeypatch.setattr(agreement, "clock_ghz", lambda: next(clocks))
+    monkeypatch.setattr(agreement, "one_graph", lambda launches: (lambda: None, float(len(launches))))
     # Six rows of four launches of 99 µs are the first over 2 ms.
-    monkeypatch.setattr(agreement, "median_us", lambda function, _: 2400.0 if function.__name__ == "call" else 110.0)
+    monkeypatch.setattr(agreement, "median_us", lambda _, rep: 2400.0 if rep == agreement.REP_MS else 110.0)
     found = agreement.compare(StandIn(), "bf16", "up", 16, TILE, pairs=4)  # type: ignore[arg-type]
     same = [pair for pair in found.pairs if pair.same_clock]
     assert len(same) == 4 and len(found.pairs) >= pairs

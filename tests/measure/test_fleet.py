@@ -87,7 +87,11 @@ def test_gpus_that_do_not_agree_are_not_mixed(recording) -> None:
     assert not members[0].jobs and not members[1].jobs
     with pytest.raises(DeviceError, match="nothing shows that the GPUs agree"):
         list(Fleet([Member(recording), Member(recording, None)]).measure(all_jobs(recording)))
-    assert Fleet([Member(recording), Member(recording, 102.0)]).check_agreement() == (100.0, 102.0)
+    fleet = Fleet([Member(recording), Member(recording, 102.0)])
+    assert fleet.notices() == ()
+    assert fleet.check_agreement() == (100.0, 102.0)
+    assert fleet.notices() == ("the 2 GPUs agree within 2.00 % on the control config (100.0, 102.0 µs)",)
+    assert fleet.info.source.startswith("2 GPUs; ")
 
 
 def test_gpus_of_two_kinds_are_refused(recording) -> None:
