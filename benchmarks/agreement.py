@@ -8,10 +8,12 @@ about two milliseconds. The two take turns about twenty times for every config, 
 right after as much of their own work. Each pair of neighbouring results gives one ratio; the median of the
 ratios is the answer. The bar is 2 % for kernels over 50 µs.
 
-A graph, because a launch from Python keeps the host busy for longer than many kernels take (the column
-"host"); a row of two milliseconds, because ``do_bench`` writes 256 MB before each call, which leaves L2 full
-of lines that must go to memory while the first launch runs: 8 to 11 µs on an H200, 2 % of six launches of
-80 µs.
+A graph, because the host needs tens of microseconds for a launch from Python (the column "host"). Two
+milliseconds, because ``do_bench`` writes 256 MB before each call, which leaves L2 full of lines that must go
+to memory while the first launch runs: 8 to 11 µs on an H200, 2 % of six launches of 80 µs. Between the rows
+a tiny kernel, because the worker's rows, too, start on a GPU that has nothing else to do: the launches of a
+row are dependent ones, whose programs take their places while the launch before drains, and of a kernel
+that fills the GPU about once, launches in a long row are up to 7 % slower than in a row of six.
 
 Pairs are needed because large batches run into the GPU's power limit: its clock then depends on what ran
 in the second before, and two times that are taken one after the other differ by up to 10 %, whatever
@@ -180,7 +182,7 @@ def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConf
     bench.round()  # captures the graph
     row_us = bench.round() * len(launches)
     rows = math.ceil(CALL_US / row_us)
-    call, host_us = one_graph(launches * rows)
+    call, host_us = one_graph(launches, rows)
 
     def worker() -> float:
         for _ in range(math.ceil(HEAT_US / row_us)):
@@ -211,8 +213,8 @@ def compare(bench: CudaBench, dtype: str, role: Role, m: int, config: LaunchConf
     return Row(dtype, role, m, config, len(launches), rows, tuple(found), host_us, statistics.median(singles))
 
 
-def one_graph(launches: Sequence[Callable[[], None]]) -> tuple[Callable[[], None], float]:
-    """Replays the launches as one graph; and the host's microseconds to issue one of them from Python."""
+def one_graph(launches: Sequence[Callable[[], None]], rows: int) -> tuple[Callable[[], None], float]:
+    """Replays so many rows of the launches as one graph; and the host's microseconds for a launch from Python."""
     import torch
 
     torch.cuda.current_stream().synchronize()
@@ -221,10 +223,13 @@ def one_graph(launches: Sequence[Callable[[], None]]) -> tuple[Callable[[], None
         launch()
     host_us = (time.perf_counter() - started) * 1e6 / len(launches)
     torch.cuda.current_stream().synchronize()
+    between = torch.zeros(1, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
+        for _ in range(rows):
+            between.add_(1.0)
+            for launch in launches:
+                launch()
     return graph.replay, host_us
 
 

@@ -59,13 +59,13 @@ def test_more_pairs_are_timed_while_the_clock_does_not_hold_still(
 ) -> None:
     clocks = itertools.cycle([1.9, 1.9 - step, 1.9 - step])
     monkeypatch.setattr(agreement, "clock_ghz", lambda: next(clocks))
-    monkeypatch.setattr(agreement, "one_graph", lambda launches: (lambda: None, float(len(launches))))
+    monkeypatch.setattr(agreement, "one_graph", lambda launches, rows: (lambda: None, float(rows)))
     # Six rows of four launches of 99 µs are the first over 2 ms.
     monkeypatch.setattr(agreement, "median_us", lambda _, rep: 2400.0 if rep == agreement.REP_MS else 110.0)
     found = agreement.compare(StandIn(), "bf16", "up", 16, TILE, pairs=4)  # type: ignore[arg-type]
     same = [pair for pair in found.pairs if pair.same_clock]
     assert len(same) == 4 and len(found.pairs) >= pairs
-    assert (found.launches, found.rows, found.single_us) == (4, 6, 110.0)
+    assert (found.launches, found.rows, found.host_us, found.single_us) == (4, 6, 6.0, 110.0)
     assert found.apart == pytest.approx(-0.01)
 
 

@@ -15,7 +15,7 @@ from moeopt.kernels.quant import (
     scheme_of,
     weight_scale_shape,
 )
-from moeopt.shape import ROLES
+from moeopt.shape import ROLES, MoEShape
 from tests.kernels.schemes import SCHEMES, small_shape
 
 
@@ -99,3 +99,22 @@ def test_ids_of_another_layer_are_refused(ids: list[object]) -> None:
     layer = make_layer(small_shape("bf16"), device="cpu", seed=0)
     with pytest.raises(InvalidInputError, match="topk_ids"):
         make_batch(layer, "up", torch.tensor(ids), seed=0)
+
+
+def _likeness(device: str) -> float:
+    """The greatest cosine between a token's activations and a row of weights, drawn with one seed."""
+    shape = MoEShape(4, 2, 512, 256)
+    layer = make_layer(shape, device=device, seed=0)
+    # As many routed weights as a row has elements: were the generators alike, the first token would be the second row.
+    batch = make_batch(layer, "up", torch.zeros((256, 2), dtype=torch.int32), seed=0)
+    rows = torch.nn.functional.normalize(layer.up.q.flatten(0, 1).float(), dim=1)
+    return float((torch.nn.functional.normalize(batch.a.float(), dim=1) @ rows.T).abs().max())
+
+
+def test_activations_are_not_rows_of_weights() -> None:
+    assert _likeness("cpu") < 0.3
+
+
+@pytest.mark.gpu
+def test_activations_are_not_rows_of_weights_on_a_gpu() -> None:
+    assert _likeness("cuda:0") < 0.3
