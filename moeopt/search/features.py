@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _MOST_REGISTERS: Final = 255
 _ROLE_NUMBER: Final = {"up": 0.0, "down": 1.0, "joint": 2.0}
 
-# Typical distances over which times change, one per feature: medians of what marginal likelihood
-# gave on recordings. The search starts from them and fits them anew.
-CONFIG_LENGTHS: Final = (2.8, 6.5, 2.3, 30.0, 2.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0)
-
-
 _FIELDS: Final = tuple(LaunchConfig.__dataclass_fields__)
 _numbers = operator.attrgetter(*_FIELDS)
 
@@ -77,7 +72,7 @@ def cell_features(cells: Sequence[Cell]) -> NDArray[np.float64]:
 
 
 def squash(excess: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compresses log(time / best) above 0.35, so that how bad a bad config is does not bend the model."""
-    knee, scale = 0.35, 0.2
+    """Compresses log(time / best) above 0.2, so that how bad a bad config is does not bend the model."""
+    knee, scale = 0.2, 0.1
     over = np.maximum(excess - knee, 0.0)
     return np.asarray(np.minimum(excess, knee) + scale * np.log1p(over / scale), dtype=np.float64)

@@ -46,7 +46,8 @@ class LatticeOptions:
         roofline: A batch size at this share of its roofline is left alone once little is to be expected.
         little: What that is, as expected improvement.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
-        tiles_until: Generations in which a cell tries no two configs that differ in GROUP_SIZE_M alone.
+        tiles_until: Generations in which a cell tries no two configs that differ in GROUP_SIZE_M alone, where
+            there are no recordings to learn from: with them the surrogate knows what GROUP_SIZE_M is worth.
         portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
     """
 
@@ -56,7 +57,7 @@ class LatticeOptions:
     configs_per_trial: int = 6
     discount: float = 0.7
     compile_cost: float = 0.004
-    shortlist: int = 48
+    shortlist: int = 32
     samples: int = 256
     fit_at: tuple[int, ...] = (1, 3)
     enough: float = 0.0
@@ -107,18 +108,18 @@ class LatticeStrategy(Strategy):
     def _make_pool(self, problem: SearchProblem) -> None:
         table = config_table(problem.candidates)
         prior = make_prior(problem.shape, problem.gpu, self._cells, table, problem.landscapes)
-        mean, parts = prior.mean, prior.parts
         listed = set(problem.portfolio)
         first = np.array([c in listed for c in problem.candidates])
         configs = list(problem.candidates)
+        keep = np.arange(len(configs))
         if len(configs) > self.options.pool:
             each = max(64, self.options.pool // len(self._cells))
-            best = np.argpartition(mean, each, axis=1)[:, :each]
+            best = np.argpartition(prior.mean, each, axis=1)[:, :each]
             known = {c for cell in self._cells for c in self.ledger.rows(cell)}
             there = np.flatnonzero(first | np.array([c in known for c in configs]))
             keep = np.unique(np.concatenate([best.ravel(), there]))
-            table, mean, parts, first = table[keep], mean[:, keep], parts[:, keep], first[keep]
             configs = [configs[i] for i in keep]
+        table, mean, first = table[keep], prior.mean[:, keep], first[keep]
         self._configs = configs
         self._index = {c: i for i, c in enumerate(configs)}
         self._mean: Floats = mean - self.options.portfolio_bonus * first
@@ -127,7 +128,9 @@ class LatticeStrategy(Strategy):
         self._tile = np.unique(tiles, axis=0, return_inverse=True)[1]
         self._steps = np.stack([np.unique(column, return_inverse=True)[1] for column in tiles.T], axis=1)
         self._blocks, self._block = np.unique(table[:, 0], return_inverse=True)
-        self._model = Surrogate(config_features(table), cell_features(self._cells), parts)
+        basis = prior.basis(keep)
+        self._taught = basis.shape[1] > 0
+        self._model = Surrogate(config_features(table), cell_features(self._cells), prior.parts[:, keep], basis)
 
     # -- the interface ------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class LatticeStrategy(Strategy):
         targets = state.targets()
         there = np.array(sorted(compiled), dtype=np.int64)
         lists: list[Ints] = []
-        near = self._neighbours()
+        near = self._neighbours() if not self._taught else [there[:0]] * len(self._cells)
         for cell in range(len(self._cells)):
             score = state.mean[cell] - targets[cell][self._block]
             score[state.closed[cell]] = np.inf
@@ -234,7 +237,7 @@ class LatticeStrategy(Strategy):
 
     @property
     def _tiles_only(self) -> bool:
-        return self._generation <= self.options.tiles_until
+        return not self._taught and self._generation <= self.options.tiles_until
 
     def _twins(self, cell: int, score: Floats) -> NDArray[np.bool_]:
         """Which configs are of a tile that the cell has tried, or not the best of theirs; bool [configs]."""

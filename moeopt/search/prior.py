@@ -1,7 +1,8 @@
 """What is expected of every config in every cell before anything is timed.
 
 A formula over the GPU's numbers, corrected by how far that formula was off in recordings of other
-shapes.
+shapes; and which configs tend to be off together, from what was still missed in each recording when it was
+predicted from those of the other shapes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _OTHER_GPU: Final = 1.2
 # Weight of "the formula is right" against one recorded cell at distance 0.
 _TRUST: Final = 0.15
 _CORRECTION: Final = 0.8
+# What a recorded cell that is like none of the tuned ones still tells of which configs are off together; and how
+# many such directions are kept.
+_UNALIKE: Final = 0.05
+_RANK: Final = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +50,23 @@ class Prior:
         parts: What the mean is made of, float64 [cells, configs, parts]; each part has mean 0 over a
             cell's configs.
         mean: Its expected value, float64 [cells, configs].
+        misses: What the formula missed in recordings; None where there is none.
     """
 
     parts: Floats
     mean: Floats
+    misses: _Misses | None
+
+    def basis(self, configs: Ints) -> Floats:
+        """Vectors whose products are the covariance, between configs, of what the mean misses in a cell.
+
+        Args:
+            configs: Columns of ``mean``.
+
+        Returns:
+            float64 [len(configs), rank]; of rank 0 without recordings.
+        """
+        return np.zeros((len(configs), 0)) if self.misses is None else self.misses.basis(configs)
 
 
 def make_prior(
@@ -70,11 +88,13 @@ def make_prior(
     formula = _excess(np.log(formula_us(shape, gpu, cells, table)))
     parts = [_centred(formula)]
     weights = [1.0]
+    misses = None
     if landscapes:
-        parts.append(_correction(shape, gpu, cells, table, landscapes))
+        misses = _misses(shape, gpu, cells, table, landscapes)
+        parts.append(misses.expected(misses.alike))
         weights.append(_CORRECTION)
     stacked = np.stack(parts, axis=2)
-    return Prior(stacked, stacked @ np.array(weights))
+    return Prior(stacked, stacked @ np.array(weights), misses)
 
 
 def _excess(logs: Floats) -> Floats:
@@ -85,38 +105,81 @@ def _centred(values: Floats) -> Floats:
     return np.asarray(values - np.nanmean(values, axis=1, keepdims=True))
 
 
-def _correction(
-    shape: MoEShape,
-    gpu: GpuSpec,
-    cells: Sequence[Cell],
-    table: Ints,
-    landscapes: Sequence[Landscape],
-) -> Floats:
-    """Weighted mean, over alike cells of recordings, of what the formula missed; float64 [cells, configs]."""
-    total = np.zeros((len(cells), len(table)))
-    weight = np.full_like(total, _TRUST)
+@dataclass(frozen=True, eq=False)
+class _Misses:
+    """What the formula missed in recorded cells, at the candidates' places.
+
+    Attributes:
+        missed: log(measured / formula), up to a level per row; 0 where not known; float64 [rows, configs].
+        known: Where it is known, bool [rows, configs].
+        alike: How much each row says of each cell that is tuned, float64 [cells, rows].
+        among: The same for each pair of rows; 0 for those of one shape; float64 [rows, rows].
+        share: What a row counts for where its cell has two, float64 [rows].
+    """
+
+    missed: Floats
+    known: NDArray[np.bool_]
+    alike: Floats
+    among: Floats
+    share: Floats
+
+    def expected(self, alike: Floats, configs: Ints | slice = slice(None)) -> Floats:
+        """Weighted mean over the rows: what to expect where they are so much alike, float64 [len(alike), configs]."""
+        known = self.known[:, configs].astype(np.float64)
+        return np.asarray((alike @ self.missed[:, configs]) / (_TRUST + alike @ known))
+
+    def basis(self, configs: Ints) -> Floats:
+        """See :meth:`Prior.basis`."""
+        known = self.known[:, configs]
+        left = np.where(known, self.missed[:, configs] - _CORRECTION * self.expected(self.among, configs), 0.0)
+        left -= known * (left.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1))
+        weight = (np.sqrt(self.alike.max(axis=0)) + _UNALIKE) * self.share
+        left *= np.sqrt(weight / weight.sum())[:, None]
+        # The right singular vectors, times the singular values.
+        values, vectors = np.linalg.eigh(left @ left.T)
+        most = vectors[:, values > 1e-9 * values[-1]][:, -_RANK:]
+        return np.asarray(left.T @ most)
+
+
+def _misses(
+    shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], table: Ints, landscapes: Sequence[Landscape]
+) -> _Misses:
     bits = DTYPES[shape.dtype].weight_bits
-    for recorded in landscapes:
-        landscape = recorded.joint() if cells[0].role == "joint" else recorded
-        alike = alikeness(shape, gpu, cells, landscape)
-        used = alike.max(axis=0, initial=0.0) > 1e-3
-        if not used.any():
-            continue
-        there = [cell for cell, use in zip(landscape.cells, used, strict=True) if use]
-        measured = _excess(np.log(landscape.us[used], dtype=np.float64))
-        missed = _centred(
-            measured - _excess(np.log(formula_us(landscape.shape, landscape.gpu, there, landscape.table)))
-        )
-        known = np.isfinite(missed)
-        sums = alike[:, used] @ np.where(known, missed, 0.0)
-        counts = alike[:, used] @ known.astype(np.float64)
+    used = [recorded.joint() if cells[0].role == "joint" else recorded for recorded in landscapes]
+    missed, alike, share, copies = [], [], [], []
+    for landscape in used:
+        measured = _excess(np.log(landscape.us, dtype=np.float64))
+        formula = _excess(np.log(formula_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
+        here = _centred(measured - formula)
         # BLOCK_SIZE_K as it is, and as the same number of bytes.
-        for factor in sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits}):
+        factors = sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits})
+        for factor in factors:
             place = _nearest(table, landscape.table, factor)
-            found = place >= 0
-            total[:, found] += sums[:, place[found]]
-            weight[:, found] += counts[:, place[found]]
-    return total / weight
+            missed.append(np.where(place >= 0, here[:, place], np.nan))
+        copies.append(len(factors))
+        alike.append(np.tile(alikeness(shape, gpu, cells, landscape), len(factors)))
+        share.append(np.full(len(factors) * len(here), 1 / len(factors)))
+    among = [
+        np.hstack(
+            [
+                np.tile(_between(one, two), (copies[i], copies[j]))
+                for j, two in enumerate(used)
+            ]
+        )
+        for i, one in enumerate(used)
+    ]  # fmt: skip
+    stacked = np.concatenate(missed)
+    known = np.isfinite(stacked)
+    return _Misses(
+        np.where(known, stacked, 0.0), known, np.hstack(alike), np.vstack(among), np.concatenate(share)
+    )  # fmt: skip
+
+
+def _between(one: Landscape, two: Landscape) -> Floats:
+    """How much the cells of two recordings say of one another: nothing, where they are of one shape."""
+    if one.shape == two.shape:
+        return np.zeros((len(one.cells), len(two.cells)))
+    return alikeness(one.shape, one.gpu, one.cells, two)
 
 
 def alikeness(shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], other: Landscape) -> Floats:

@@ -11,8 +11,6 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
-from moeopt.search.features import CONFIG_LENGTHS
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -31,23 +29,29 @@ class Hyperparameters:
     ``theta`` holds, in order: amplitudes of what all cells share, of what neighbouring batch sizes
     share, of what one config keeps across cells, and of the noise; lengths of the config features;
     lengths over log2 M of the three; correlations between roles of the three; amplitude and length
-    over log2 M of the weights on the prior's features.
+    over log2 M of the weights on the prior's features; amplitude, length over log2 M and correlation
+    between roles of the weights on the basis.
     """
 
     theta: Floats
     features: int
 
     @classmethod
-    def default(cls, features: int) -> Hyperparameters:
-        """Medians of what marginal likelihood gave on recordings of an H200."""
-        lengths = np.log(np.asarray(CONFIG_LENGTHS[:features]))
-        return cls(
-            np.concatenate(
-                [np.log([0.23, 0.12, 0.02, 0.012]), lengths, np.log([13.0, 2.25, 3.5]), [-0.2, 0.5, -1.0],
-                 np.log([0.3, 4.0])]
-            ),
-            features,
-        )  # fmt: skip
+    def default(cls, features: int, *, basis: bool = False) -> Hyperparameters:
+        """Near the medians of what marginal likelihood gave on recordings of an H200.
+
+        Args:
+            features: How many config features there are.
+            basis: Whether there is one: it explains most of what the others have to explain without it.
+        """
+        if basis:
+            amplitudes, over_m, roles = [0.1, 0.07, 0.006, 0.005], [9.3, 2.2, 3.4], [-0.4, 0.2, -1.1]
+            lengths, weights = [4.2, 6.9, 1.7, 26.0, 7.2, 2.6, 11.4, 6.2, 9.2, 2.5, 2.0], [0.43, 9.2]
+        else:
+            amplitudes, over_m, roles = [0.23, 0.12, 0.02, 0.012], [13.0, 2.25, 3.5], [-0.2, 0.5, -1.0]
+            lengths, weights = [2.8, 6.5, 2.3, 30.0, 2.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0], [0.3, 4.0]
+        logs = [*amplitudes, *lengths[:features], *over_m]
+        return cls(np.concatenate([np.log(logs), roles, np.log([*weights, 1.3, 2.5]), [-0.3]]), features)
 
     @property
     def variances(self) -> Floats:
@@ -67,7 +71,12 @@ class Hyperparameters:
     @property
     def weight_kernel(self) -> tuple[float, float]:
         """Variance and length over log2 M of the weights on the prior's features."""
-        return math.exp(2 * self.theta[-2]), math.exp(self.theta[-1])
+        return math.exp(2 * self.theta[-5]), math.exp(self.theta[-4])
+
+    @property
+    def basis_kernel(self) -> tuple[float, float, float]:
+        """Variance, length over log2 M and correlation between roles of the weights on the basis."""
+        return math.exp(2 * self.theta[-3]), math.exp(self.theta[-2]), 1 / (1 + math.exp(-self.theta[-1]))
 
 
 class Surrogate:
@@ -75,21 +84,24 @@ class Surrogate:
 
     The covariance of two (config, cell) is a sum of products: a Matern-3/2 kernel of the config
     features times one over cells (log2 M and role), once with a long and once with a short reach
-    over M; what a config keeps for itself over cells; a level per cell; and uncertain weights on the
-    features that the prior mean is made of. As every part is a product, what many cells cost is
-    little more than what one costs.
+    over M; what a config keeps for itself over cells; a level per cell; uncertain weights on the
+    features that the prior mean is made of; and uncertain weights on a basis, in which recordings say
+    how configs differ from what is expected of them. As every part is a product, what many cells cost
+    is little more than what one costs.
 
     Args:
         configs: Config features, float64 [configs, features].
         cells: Cell features, float64 [cells, 2].
         weighted: Features of the prior mean, float64 [cells, configs, parts] (parts may be 0).
+        basis: float64 [configs, rank] (rank may be 0): :meth:`moeopt.search.prior.Prior.basis`.
     """
 
-    def __init__(self, configs: Floats, cells: Floats, weighted: Floats) -> None:
+    def __init__(self, configs: Floats, cells: Floats, weighted: Floats, basis: Floats) -> None:
         self.x = configs
         self.z = cells
         self.weighted = weighted
-        self.hyper = Hyperparameters.default(configs.shape[1])
+        self.basis = basis
+        self.hyper = Hyperparameters.default(configs.shape[1], basis=bool(basis.shape[1]))
         self._prior = self.hyper.theta.copy()
 
     # -- data ---------------------------------------------------------------------------------------
@@ -98,7 +110,7 @@ class Surrogate:
         """Takes all observations (index of config and of cell, log time less the prior mean)."""
         self.config, self.cell, self.value = config, cell, value
 
-    def fit(self, rng: np.random.Generator, most: int = 128, steps: int = 8) -> None:
+    def fit(self, rng: np.random.Generator, most: int = 96, steps: int = 5) -> None:
         """Fits the hyperparameters to at most ``most`` of the observations."""
         config, cell, value = self.config, self.cell, self.value
         if len(config) > most:
@@ -127,6 +139,9 @@ class Surrogate:
         mean = self._near @ (mass @ parts.smooth)
         mean[parts.unique] += mass @ parts.own
         mean += _LEVEL * mass.sum(axis=0)
+        if self.basis.shape[1]:
+            self._alike = self.basis @ self.basis[parts.unique].T
+            mean += self._alike @ (mass @ parts.steady)
         if self.weighted.shape[2]:
             pull = np.zeros((len(self.z), self.weighted.shape[2]))
             np.add.at(pull, self.cell, self.weighted[self.cell, self.config] * alpha[:, None])
@@ -140,6 +155,10 @@ class Surrogate:
         configs = np.concatenate(shortlists)
         cross = _spread(self._near, configs, parts.where)
         cross *= _spread(parts.smooth, cells, self.cell)
+        if self.basis.shape[1]:
+            alike = _spread(self._alike, configs, parts.where)
+            alike *= _spread(parts.steady, cells, self.cell)
+            cross += alike
         one, two = np.nonzero(configs[:, None] == self.config)
         cross[one, two] += parts.own[cells[one], self.cell[two]]
         cross[cells[:, None] == self.cell] += _LEVEL
@@ -163,6 +182,8 @@ class Surrogate:
         if self.weighted.shape[2]:
             features = self.weighted[cell, configs]
             out += self.hyper.weight_kernel[0] * (features @ features.T)
+        if self.basis.shape[1]:
+            out += self.hyper.basis_kernel[0] * (self.basis[configs] @ self.basis[configs].T)
         return np.asarray(out)
 
     # -- covariance and marginal likelihood -----------------------------------------------------------
@@ -170,6 +191,10 @@ class Surrogate:
     def _covariance(self, parts: _Parts, config: Ints, cell: Ints) -> Floats:
         out = _spread(parts.near, parts.where, parts.where)
         out *= _spread(parts.smooth, cell, cell)
+        if self.basis.shape[1]:
+            alike = _spread(parts.alike, parts.where, parts.where)
+            alike *= _spread(parts.steady, cell, cell)
+            out += alike
         one, two = np.nonzero(config[:, None] == config)
         out[one, two] += parts.own[cell[one], cell[two]]
         out[cell[:, None] == cell] += _LEVEL
@@ -233,8 +258,15 @@ class Surrogate:
             by_weight = per_cell(slope * (features @ features.T))
             kernel = parts.cells[3]
             variance = hyper.weight_kernel[0]
-            gradient[-2] = 2 * variance * (by_weight * kernel.value).sum()
-            gradient[-1] = variance * (by_weight * kernel.by_length).sum()
+            gradient[-5] = 2 * variance * (by_weight * kernel.value).sum()
+            gradient[-4] = variance * (by_weight * kernel.by_length).sum()
+        if self.basis.shape[1]:
+            by_basis = per_cell(slope * _spread(parts.alike, parts.where, parts.where))
+            kernel = parts.cells[4]
+            variance = hyper.basis_kernel[0]
+            gradient[-3] = 2 * variance * (by_basis * kernel.value).sum()
+            gradient[-2] = variance * (by_basis * kernel.by_length).sum()
+            gradient[-1] = variance * (by_basis * kernel.by_role).sum()
         return float(loss), gradient + pull / _SPREAD
 
 
@@ -269,10 +301,16 @@ class _Parts:
         variance, length = hyper.weight_kernel
         self.cells = [_CellKernel.of(model.z, *hyper.cell_kernel(part)) for part in range(3)]
         self.cells.append(_CellKernel.of(model.z, length, 1.0))
+        steady, length, role = hyper.basis_kernel
+        self.cells.append(_CellKernel.of(model.z, length, role))
         shared, local, own, _ = hyper.variances
         self.smooth = shared * self.cells[0].value + local * self.cells[1].value
         self.own = own * self.cells[2].value
         self.weights = variance * self.cells[3].value
+        self.steady = steady * self.cells[4].value
+        if model.basis.shape[1]:
+            basis = model.basis[self.unique]
+            self.alike = basis @ basis.T
 
 
 def _spread(matrix: Floats, rows: Ints, columns: Ints) -> Floats:

@@ -42,12 +42,13 @@ def truth(configs: tuple[LaunchConfig, ...]) -> NDArray[np.float64]:
     return np.array(rows)
 
 
-def model_of(parts: int = 1) -> tuple[Surrogate, NDArray[np.float64]]:
+def model_of(parts: int = 1, rank: int = 0) -> tuple[Surrogate, NDArray[np.float64]]:
     configs = SPACE.configs()
     y = truth(configs)
     rng = np.random.default_rng(0)
     weighted = y[:, :, None] + 0.1 * rng.standard_normal((*y.shape, parts)) if parts else np.zeros((*y.shape, 0))
-    return Surrogate(config_features(config_table(configs)), cell_features(CELLS), weighted), y
+    basis = 0.1 * rng.standard_normal((len(configs), rank))
+    return Surrogate(config_features(config_table(configs)), cell_features(CELLS), weighted, basis), y
 
 
 def observe(model: Surrogate, y: NDArray[np.float64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -58,9 +59,9 @@ def observe(model: Surrogate, y: NDArray[np.float64], count: int) -> tuple[NDArr
     return config, cell
 
 
-@pytest.mark.parametrize("parts", [0, 2])
-def test_the_gradient_is_that_of_the_loss(parts: int) -> None:
-    model, y = model_of(parts)
+@pytest.mark.parametrize(("parts", "rank"), [(0, 0), (2, 0), (2, 5)])
+def test_the_gradient_is_that_of_the_loss(parts: int, rank: int) -> None:
+    model, y = model_of(parts, rank)
     config, cell = observe(model, y, 8)
     rng = np.random.default_rng(2)
     theta = model.hyper.theta + 0.2 * rng.standard_normal(len(model.hyper.theta))
@@ -113,9 +114,10 @@ def test_covariances_shrink_where_something_was_observed_and_stay_positive() -> 
         np.testing.assert_allclose(covariance, covariance.T, atol=1e-12)
 
 
-def test_covariances_are_those_of_the_whole_process() -> None:
+@pytest.mark.parametrize("rank", [0, 5])
+def test_covariances_are_those_of_the_whole_process(rank: int) -> None:
     """Against the textbook formula on one dense covariance of everything."""
-    model, y = model_of()
+    model, y = model_of(rank=rank)
     config, cell = observe(model, y, 6)
     mean = model.condition()
     asked = np.array([3, 50, 101])
@@ -134,7 +136,7 @@ def test_covariances_are_those_of_the_whole_process() -> None:
 def test_default_hyperparameters_have_the_stated_parts() -> None:
     hyper = Hyperparameters.default(11)
     assert hyper.lengths.shape == (11,)
-    assert len(hyper.theta) == 4 + 11 + 6 + 2
+    assert len(hyper.theta) == 4 + 11 + 6 + 2 + 3
     length, role = hyper.cell_kernel(0)
     assert length > hyper.cell_kernel(1)[0]
     assert 0 < role < 1
