@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -245,13 +246,29 @@ class EngineKernel(MoEKernel):
         }
 
 
-def engine_shared_bytes(engine: str, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int:
+def engine_shared_bytes(
+    engine: str,
+    config: LaunchConfig,
+    shape: MoEShape,
+    role: Role,
+    gpu: GpuSpec,
+    triton: tuple[int, ...] | None = None,
+) -> int:
     """Bytes of shared memory of one program of an engine's kernel.
 
     In the gptq/awq kernel the activations are pipelined, 8-bit weights are too and 4-bit weights are
     not, and one tile of dequantised weights lies beside them. Where one step covers K, which this kernel
-    is compiled for, there is no loop to pipeline. With block-wise scales vLLM loads one for each column.
-    Exact for what ``tests/test_resources_exact.py`` holds.
+    is compiled for, there is no loop to pipeline; Triton 3.9 then has 8-bit weights of the largest tiles on
+    Hopper twice. With block-wise scales vLLM loads one for each column. Exact for what
+    ``tests/test_resources_exact.py`` holds.
+
+    Args:
+        engine: ``sglang`` or ``vllm``.
+        config: What may be tried.
+        shape: The layer.
+        role: Which projection.
+        gpu: Where it runs.
+        triton: Which version compiles; None for the installed one.
     """
     if not shape.group_size:
         return shared_bytes(config, shape, role, gpu, column_scales=engine == "vllm")
@@ -259,11 +276,28 @@ def engine_shared_bytes(engine: str, config: LaunchConfig, shape: MoEShape, role
     activations = config.block_size_m * config.block_size_k * 2
     weights = config.block_size_n * config.block_size_k
     if config.block_size_k >= shape.reduction(role):
-        return activations + 2 * weights
+        outputs_per_thread = config.block_size_m * config.block_size_n // (32 * config.num_warps)
+        twice = (
+            wgmma
+            and DTYPES[shape.dtype].weight_bits == 8
+            and config.block_size_m >= 256
+            and outputs_per_thread <= 128
+            and (triton or installed_triton()) >= (3, 9)
+        )
+        return activations + (4 if twice else 2) * weights
     pipelined = (config.num_stages if wgmma else config.num_stages - 1) * activations
     if DTYPES[shape.dtype].weight_bits == 8:
         pipelined += (config.num_stages - 1) * weights
     return pipelined + 2 * weights
+
+
+@functools.cache
+def installed_triton() -> tuple[int, ...]:
+    """Version of Triton here; 3.6, which most engines bring, where there is none."""
+    try:
+        return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return (3, 6)
 
 
 class LaunchContext:
