@@ -42,7 +42,7 @@ class LatticeOptions:
         samples: Of the surrogate, per config.
         fit_at: Generations before which the hyperparameters are fitted.
         enough: A cell with less expected improvement than this is left alone. At 0.005 the regret on recordings
-            is three times as large (benchmarks/results/search.md), so it is off.
+            is four times as large (benchmarks/results/search.md), so it is off.
         roofline: A batch size at this share of its roofline is left alone once little is to be expected.
         little: What that is, as expected improvement.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
