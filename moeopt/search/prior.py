@@ -40,6 +40,8 @@ _CORRECTION: Final = 0.8
 # many such directions are kept.
 _UNALIKE: Final = 0.05
 _RANK: Final = 128
+# Candidates that are looked at together.
+_COLUMNS: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,7 @@ def make_prior(
     misses = None
     if landscapes:
         misses = _misses(shape, gpu, cells, table, landscapes)
-        parts.append(misses.expected(misses.alike))
+        parts.append(misses.expected())
         weights.append(_CORRECTION)
     stacked = np.stack(parts, axis=2)
     return Prior(stacked, stacked @ np.array(weights), misses)
@@ -109,29 +111,45 @@ def _centred(values: Floats) -> Floats:
 class _Misses:
     """What the formula missed in recorded cells, at the candidates' places.
 
+    A row is a recorded cell; a recording of another width of weights has two for each (see :func:`_misses`).
+
     Attributes:
-        missed: log(measured / formula), up to a level per row; 0 where not known; float64 [rows, configs].
-        known: Where it is known, bool [rows, configs].
+        recorded: log(measured / formula), up to a level per row; NaN where not known; float64 [rows, configs] of
+            each recording.
+        places: For each of ``recorded``, the recorded config that stands for a candidate, or -1; int64 [candidates].
         alike: How much each row says of each cell that is tuned, float64 [cells, rows].
         among: The same for each pair of rows; 0 for those of one shape; float64 [rows, rows].
         share: What a row counts for where its cell has two, float64 [rows].
     """
 
-    missed: Floats
-    known: NDArray[np.bool_]
+    recorded: tuple[Floats, ...]
+    places: tuple[Ints, ...]
     alike: Floats
     among: Floats
     share: Floats
 
-    def expected(self, alike: Floats, configs: Ints | slice = slice(None)) -> Floats:
-        """Weighted mean over the rows: what to expect where they are so much alike, float64 [len(alike), configs]."""
-        known = self.known[:, configs].astype(np.float64)
-        return np.asarray((alike @ self.missed[:, configs]) / (_TRUST + alike @ known))
+    def missed(self, candidates: Ints | slice) -> tuple[Floats, NDArray[np.bool_]]:
+        """What was missed, 0 where that is not known, and where it is known: both [rows, candidates]."""
+        parts = []
+        for recorded, places in zip(self.recorded, self.places, strict=True):
+            place = places[candidates]
+            parts.append(np.where(place >= 0, recorded[:, place], np.nan))
+        stacked = np.concatenate(parts)
+        known = np.isfinite(stacked)
+        return np.where(known, stacked, 0.0), known
 
-    def basis(self, configs: Ints) -> Floats:
+    def expected(self) -> Floats:
+        """What is to be expected in each cell that is tuned: a weighted mean over the rows; [cells, candidates]."""
+        out = np.empty((len(self.alike), len(self.places[0])))
+        for start in range(0, out.shape[1], _COLUMNS):  # a wide space has tens of thousands
+            columns = slice(start, start + _COLUMNS)
+            out[:, columns] = _weighted(self.alike, *self.missed(columns))
+        return out
+
+    def basis(self, candidates: Ints) -> Floats:
         """See :meth:`Prior.basis`."""
-        known = self.known[:, configs]
-        left = np.where(known, self.missed[:, configs] - _CORRECTION * self.expected(self.among, configs), 0.0)
+        missed, known = self.missed(candidates)
+        left = np.where(known, missed - _CORRECTION * _weighted(self.among, missed, known), 0.0)
         left -= known * (left.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1))
         weight = (np.sqrt(self.alike.max(axis=0)) + _UNALIKE) * self.share
         left *= np.sqrt(weight / weight.sum())[:, None]
@@ -141,38 +159,32 @@ class _Misses:
         return np.asarray(left.T @ most)
 
 
+def _weighted(weight: Floats, missed: Floats, known: NDArray[np.bool_]) -> Floats:
+    return np.asarray((weight @ missed) / (_TRUST + weight @ known.astype(np.float64)))
+
+
 def _misses(
     shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], table: Ints, landscapes: Sequence[Landscape]
 ) -> _Misses:
     bits = DTYPES[shape.dtype].weight_bits
     used = [recorded.joint() if cells[0].role == "joint" else recorded for recorded in landscapes]
-    missed, alike, share, copies = [], [], [], []
+    recorded, places, alike, share, copies = [], [], [], [], []
     for landscape in used:
         measured = _excess(np.log(landscape.us, dtype=np.float64))
         formula = _excess(np.log(formula_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
-        here = _centred(measured - formula)
         # BLOCK_SIZE_K as it is, and as the same number of bytes.
         factors = sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits})
         for factor in factors:
-            place = _nearest(table, landscape.table, factor)
-            missed.append(np.where(place >= 0, here[:, place], np.nan))
+            recorded.append(_centred(measured - formula))
+            places.append(_nearest(table, landscape.table, factor))
+            alike.append(alikeness(shape, gpu, cells, landscape))
+            share.append(np.full(len(measured), 1 / len(factors)))
         copies.append(len(factors))
-        alike.append(np.tile(alikeness(shape, gpu, cells, landscape), len(factors)))
-        share.append(np.full(len(factors) * len(here), 1 / len(factors)))
     among = [
-        np.hstack(
-            [
-                np.tile(_between(one, two), (copies[i], copies[j]))
-                for j, two in enumerate(used)
-            ]
-        )
+        np.hstack([np.tile(_between(one, two), (copies[i], copies[j])) for j, two in enumerate(used)])
         for i, one in enumerate(used)
-    ]  # fmt: skip
-    stacked = np.concatenate(missed)
-    known = np.isfinite(stacked)
-    return _Misses(
-        np.where(known, stacked, 0.0), known, np.hstack(alike), np.vstack(among), np.concatenate(share)
-    )  # fmt: skip
+    ]
+    return _Misses(tuple(recorded), tuple(places), np.hstack(alike), np.vstack(among), np.concatenate(share))
 
 
 def _between(one: Landscape, two: Landscape) -> Floats:

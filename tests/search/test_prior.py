@@ -64,6 +64,13 @@ def test_a_recording_of_another_shape_and_dtype_improves_the_ranks(bf16: Landsca
         assert rises >= 8, "of 12 cells"
 
 
+def test_candidates_are_looked_at_in_parts(bf16: Landscape, fp8: Landscape, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (bf16.shape, bf16.gpu, bf16.cells, bf16.table, (fp8,))
+    whole = make_prior(*arguments).mean
+    monkeypatch.setattr("moeopt.search.prior._COLUMNS", 100)
+    np.testing.assert_allclose(make_prior(*arguments).mean, whole, atol=1e-12)
+
+
 def test_the_basis_knows_which_configs_are_off_together(bf16: Landscape, fp8: Landscape) -> None:
     """Of a third recording's cells, it explains what the mean misses better than a random basis of its size."""
     int8 = Landscape.from_recording(Recording.load(RECORDINGS / "h200-E64-top8-K2048-N1024-int8_w8a8-channel.jsonl.gz"))
