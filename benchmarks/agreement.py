@@ -13,7 +13,8 @@ milliseconds, because ``do_bench`` writes 256 MB before each call, which leaves 
 to memory while the first launch runs: 8 to 11 µs on an H200, 2 % of six launches of 80 µs. Between the rows
 a tiny kernel, because the worker's rows, too, start on a GPU that has nothing else to do: the launches of a
 row are dependent ones, whose programs take their places while the launch before drains, and of a kernel
-that fills the GPU about once, launches in a long row are up to 7 % slower than in a row of six.
+that fills the GPU about once, launches in a long row are up to 7 % slower than in a row of six. Its time counts
+as ``do_bench``'s.
 
 Pairs are needed because large batches run into the GPU's power limit: its clock then depends on what ran
 in the second before, and two times that are taken one after the other differ by up to 10 %, whatever

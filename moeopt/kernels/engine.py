@@ -293,11 +293,13 @@ def engine_shared_bytes(
 
 @functools.cache
 def installed_triton() -> tuple[int, ...]:
-    """Version of Triton here; 3.6, which most engines bring, where there is none."""
-    try:
-        return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return (3, 6)
+    """Version of Triton here, under any of its names; 3.6, which most engines bring, where there is none."""
+    for name in ("triton", "pytorch-triton", "triton-windows"):
+        try:
+            return tuple(int(part) for part in importlib.metadata.version(name).split(".")[:2])
+        except (importlib.metadata.PackageNotFoundError, ValueError):
+            continue
+    return (3, 6)
 
 
 class LaunchContext:

@@ -42,7 +42,7 @@ class LatticeOptions:
         samples: Of the surrogate, per config.
         fit_at: Generations before which the hyperparameters are fitted.
         enough: A cell with less expected improvement than this is left alone. At 0.005 the regret on recordings
-            is four times as large (benchmarks/results/search.md), so it is off.
+            is three times as large (benchmarks/results/search.md), so it is off.
         roofline: A batch size at this share of its roofline is left alone once little is to be expected.
         little: What that is, as expected improvement.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
@@ -207,7 +207,7 @@ class LatticeStrategy(Strategy):
             if self._tiles_only:
                 score[self._twins(cell, score)] = np.inf
             count = min(self.options.shortlist * (2 if state.empty else 1), len(score) - 1)
-            best = np.argpartition(score, count)[:count]
+            best = np.argpartition(score, count)[: max(count, 1)]
             also = there[np.argsort(score[there], kind="stable")[:_COMPILED]]
             some = np.unique(np.concatenate([best, also, near[cell]]))
             lists.append(some[np.isfinite(score[some])] if cell in quotas else some[:0])

@@ -40,8 +40,8 @@ _CORRECTION: Final = 0.8
 # many such directions are kept.
 _UNALIKE: Final = 0.05
 _RANK: Final = 128
-# Candidates that are looked at together.
-_COLUMNS: Final = 4096
+# Above so many candidates those that stand at the same recorded configs are looked at once.
+_MANY: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,7 @@ class Prior:
     """Prior mean of the log time, up to a level per cell.
 
     Attributes:
-        parts: What the mean is made of, float64 [cells, configs, parts]; each part has mean 0 over a
-            cell's configs.
+        parts: What the mean is made of, float64 [cells, configs, parts]; each up to a level of a cell.
         mean: Its expected value, float64 [cells, configs].
         misses: What the formula missed in recordings; None where there is none.
     """
@@ -61,6 +60,8 @@ class Prior:
 
     def basis(self, configs: Ints) -> Floats:
         """Vectors whose products are the covariance, between configs, of what the mean misses in a cell.
+
+        Up to a level, which is taken out over the configs that are asked for.
 
         Args:
             configs: Columns of ``mean``.
@@ -90,9 +91,8 @@ def make_prior(
     formula = _excess(np.log(formula_us(shape, gpu, cells, table)))
     parts = [_centred(formula)]
     weights = [1.0]
-    misses = None
-    if landscapes:
-        misses = _misses(shape, gpu, cells, table, landscapes)
+    misses = _misses(shape, gpu, cells, table, landscapes)
+    if misses is not None:
         parts.append(misses.expected())
         weights.append(_CORRECTION)
     stacked = np.stack(parts, axis=2)
@@ -116,7 +116,8 @@ class _Misses:
     Attributes:
         recorded: log(measured / formula), up to a level per row; NaN where not known; float64 [rows, configs] of
             each recording.
-        places: For each of ``recorded``, the recorded config that stands for a candidate, or -1; int64 [candidates].
+        places: For each of ``recorded``, the recorded config that stands for a column, or -1; int64 [columns].
+        column: The column of each candidate, int64 [candidates].
         alike: How much each row says of each cell that is tuned, float64 [cells, rows].
         among: The same for each pair of rows; 0 for those of one shape; float64 [rows, rows].
         share: What a row counts for where its cell has two, float64 [rows].
@@ -124,15 +125,16 @@ class _Misses:
 
     recorded: tuple[Floats, ...]
     places: tuple[Ints, ...]
+    column: Ints
     alike: Floats
     among: Floats
     share: Floats
 
-    def missed(self, candidates: Ints | slice) -> tuple[Floats, NDArray[np.bool_]]:
-        """What was missed, 0 where that is not known, and where it is known: both [rows, candidates]."""
+    def missed(self, columns: Ints | slice) -> tuple[Floats, NDArray[np.bool_]]:
+        """What was missed, 0 where that is not known, and where it is known: both [rows, columns]."""
         parts = []
         for recorded, places in zip(self.recorded, self.places, strict=True):
-            place = places[candidates]
+            place = places[columns]
             parts.append(np.where(place >= 0, recorded[:, place], np.nan))
         stacked = np.concatenate(parts)
         known = np.isfinite(stacked)
@@ -140,15 +142,12 @@ class _Misses:
 
     def expected(self) -> Floats:
         """What is to be expected in each cell that is tuned: a weighted mean over the rows; [cells, candidates]."""
-        out = np.empty((len(self.alike), len(self.places[0])))
-        for start in range(0, out.shape[1], _COLUMNS):  # a wide space has tens of thousands
-            columns = slice(start, start + _COLUMNS)
-            out[:, columns] = _weighted(self.alike, *self.missed(columns))
-        return out
+        return _weighted(self.alike, *self.missed(slice(None)))[:, self.column]
 
     def basis(self, candidates: Ints) -> Floats:
         """See :meth:`Prior.basis`."""
-        missed, known = self.missed(candidates)
+        columns, back = np.unique(self.column[candidates], return_inverse=True)
+        missed, known = self.missed(columns)
         left = np.where(known, missed - _CORRECTION * _weighted(self.among, missed, known), 0.0)
         left -= known * (left.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1))
         weight = (np.sqrt(self.alike.max(axis=0)) + _UNALIKE) * self.share
@@ -156,7 +155,7 @@ class _Misses:
         # The right singular vectors, times the singular values.
         values, vectors = np.linalg.eigh(left @ left.T)
         most = vectors[:, values > 1e-9 * values[-1]][:, -_RANK:]
-        return np.asarray(left.T @ most)
+        return np.asarray(left.T @ most)[back]
 
 
 def _weighted(weight: Floats, missed: Floats, known: NDArray[np.bool_]) -> Floats:
@@ -165,9 +164,12 @@ def _weighted(weight: Floats, missed: Floats, known: NDArray[np.bool_]) -> Float
 
 def _misses(
     shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], table: Ints, landscapes: Sequence[Landscape]
-) -> _Misses:
+) -> _Misses | None:
     bits = DTYPES[shape.dtype].weight_bits
     used = [recorded.joint() if cells[0].role == "joint" else recorded for recorded in landscapes]
+    used = [landscape for landscape in used if landscape.cells]
+    if not used:
+        return None
     recorded, places, alike, share, copies = [], [], [], [], []
     for landscape in used:
         measured = _excess(np.log(landscape.us, dtype=np.float64))
@@ -184,7 +186,13 @@ def _misses(
         np.hstack([np.tile(_between(one, two), (copies[i], copies[j])) for j, two in enumerate(used)])
         for i, one in enumerate(used)
     ]
-    return _Misses(tuple(recorded), tuple(places), np.hstack(alike), np.vstack(among), np.concatenate(share))
+    column = np.arange(len(table))
+    if len(table) > _MANY:
+        distinct, column = np.unique(np.stack(places), axis=1, return_inverse=True)
+        places = list(distinct)
+    return _Misses(
+        tuple(recorded), tuple(places), column.ravel(), np.hstack(alike), np.vstack(among), np.concatenate(share)
+    )
 
 
 def _between(one: Landscape, two: Landscape) -> Floats:

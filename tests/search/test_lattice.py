@@ -134,6 +134,12 @@ def test_ends_if_nothing_ever_compiles(tiny: Recording) -> None:
     assert strategy.choose() == {}
 
 
+def test_a_space_of_one_config_is_timed(tiny: Recording) -> None:
+    problem = problem_of(tiny, batch_sizes=(16,), trials=8)
+    strategy = LatticeStrategy(replace(problem, candidates=problem.candidates[:1]))
+    assert {job.config for job in strategy.ask()} == set(problem.candidates[:1])
+
+
 def test_jobs_that_were_never_answered_are_not_asked_again(tiny: Recording) -> None:
     strategy = LatticeStrategy(problem_of(tiny, trials=8))
     first, second = strategy.ask(), strategy.ask()

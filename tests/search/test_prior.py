@@ -64,11 +64,30 @@ def test_a_recording_of_another_shape_and_dtype_improves_the_ranks(bf16: Landsca
         assert rises >= 8, "of 12 cells"
 
 
-def test_candidates_are_looked_at_in_parts(bf16: Landscape, fp8: Landscape, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = (bf16.shape, bf16.gpu, bf16.cells, bf16.table, (fp8,))
-    whole = make_prior(*arguments).mean
-    monkeypatch.setattr("moeopt.search.prior._COLUMNS", 100)
-    np.testing.assert_allclose(make_prior(*arguments).mean, whole, atol=1e-12)
+def test_candidates_at_the_same_places_are_looked_at_once(
+    bf16: Landscape, fp8: Landscape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = config_table(SearchSpace.wide(bf16.shape, extras=("maxnreg",)).configs()[::23])
+    assert 500 < len(wide) < 4096
+    arguments = (bf16.shape, bf16.gpu, bf16.cells, wide, (fp8,))
+    plain = make_prior(*arguments)
+    monkeypatch.setattr("moeopt.search.prior._MANY", 100)
+    once = make_prior(*arguments)
+    assert once.misses is not None and len(once.misses.places[0]) < len(wide)
+    np.testing.assert_allclose(once.mean, plain.mean, atol=1e-12)
+    some = np.arange(0, len(wide), 5)
+    np.testing.assert_allclose(*(b @ b.T for b in (once.basis(some), plain.basis(some))), atol=0.02)
+
+
+def test_a_recording_that_has_no_cell_of_this_kind_says_nothing(bf16: Landscape, fp8: Landscape) -> None:
+    ups = [i for i, cell in enumerate(fp8.cells) if cell.role == "up"]
+    half = replace(fp8, cells=tuple(fp8.cells[i] for i in ups), us=fp8.us[ups])
+    cells = (Cell("joint", 16), Cell("joint", 64))
+    alone = make_prior(bf16.shape, bf16.gpu, cells, bf16.table)
+    taught = make_prior(bf16.shape, bf16.gpu, cells, bf16.table, (half,))
+    np.testing.assert_array_equal(taught.mean, alone.mean)
+    assert taught.misses is None
+    assert make_prior(bf16.shape, bf16.gpu, cells, bf16.table, (half, fp8)).parts.shape[2] == 2
 
 
 def test_the_basis_knows_which_configs_are_off_together(bf16: Landscape, fp8: Landscape) -> None:
