@@ -177,7 +177,7 @@ def rate_key(gpu: str, driver: str, torch: str, shape: MoEShape) -> str:
 
 
 def measure_rates(device: Any, shape: MoEShape) -> dict[str, float | None]:
-    """Measures bandwidths and matmul rate on the current stream: about 0.3 s and 2 GiB.
+    """Measures bandwidths and matmul rate on the current stream: some tenths of a second, 2 GiB.
 
     Args:
         device: torch device.

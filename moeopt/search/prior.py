@@ -174,13 +174,14 @@ def _misses(
     for landscape in used:
         measured = _excess(np.log(landscape.us, dtype=np.float64))
         formula = _excess(np.log(formula_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
+        missed = _centred(measured - formula)
         # BLOCK_SIZE_K as it is, and as the same number of bytes.
         factors = sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits})
         for factor in factors:
-            recorded.append(_centred(measured - formula))
+            recorded.append(missed)
             places.append(_nearest(table, landscape.table, factor))
             alike.append(alikeness(shape, gpu, cells, landscape))
-            share.append(np.full(len(measured), 1 / len(factors)))
+            share.append(np.full(len(missed), 1 / len(factors)))
         copies.append(len(factors))
     among = [
         np.hstack([np.tile(_between(one, two), (copies[i], copies[j])) for j, two in enumerate(used)])
