@@ -218,12 +218,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="writes OUT.json and OUT.md")
     parser.add_argument("--sample", type=int, default=0, help="compile so many of each; 0: only count")
     parser.add_argument("--surveys", type=Path, default=ROOT / ".cache" / "grid-counts")
+    parser.add_argument("--gpu", action="append", choices=GPU_NAMES, help="only of this GPU; may be given again")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--cache-dir", type=Path, default=ROOT / ".cache" / "grid-counts" / "triton")
     options = parser.parse_args()
     options.surveys.mkdir(parents=True, exist_ok=True)
     kernel, rows = get_kernel("builtin"), []
-    for name in GPU_NAMES:
+    for name in options.gpu or GPU_NAMES:
         gpu = GpuSpec.by_name(name)
         for scheme in LAYERS:
             rows.append(count(kernel, scheme, gpu, options))
