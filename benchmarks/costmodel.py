@@ -1,10 +1,7 @@
-"""Judges the cost model on recordings, and fits it.
+"""How well the cost model ranks the configs of recordings, and its fit.
 
-    python benchmarks/costmodel.py RECORDING...          how well the shipped coefficients rank
-    python benchmarks/costmodel.py --cross RECORDING...  fitted on the others, judged on each in turn
-    python benchmarks/costmodel.py --fit RECORDING...    prints coefficients for moeopt/costmodel_fitted.py
-
-All take --json FILE. A fold of --cross takes about 15 s of one core.
+    python -m benchmarks.costmodel RECORDING... [--json OUT]     judged by the fit that leaves each one's layer out
+    python -m benchmarks.costmodel --fit                         writes moeopt/costmodel.npz (needs scikit-learn)
 
 Per cell (role, M): Spearman's rank correlation of predicted and measured times over all configs, the
 place of the true best in the predicted order (share of configs predicted faster), and how much slower
@@ -20,45 +17,47 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from moeopt.costmodel import SHIPPED, Coefficients, config_fields, correction_features, launch_parts, predict_us
-from moeopt.costmodel_fitted import FORMULA
+from moeopt.costmodel import (
+    EVERYTHING,
+    FITTED,
+    Correction,
+    launch_features,
+    launch_parts,
+    pack_correction,
+    predict_us,
+)
 from moeopt.gpu import GpuSpec
 from moeopt.kernels.defaults import engine_default
 from moeopt.measure.recording import Recording
+from moeopt.search.features import squash
+from moeopt.search.landscape import Landscape, load_landscapes
 from moeopt.shape import ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig
 from moeopt.suggest import suggest
 
 Array = NDArray[np.float64]
 
-RIDGE = 0.03
-# The formula is fitted on so many configs of a cell, the fastest and an even share of the rest, and on
-# every second cell; the correction on everything.
-FASTEST, OTHERS = 32, 64
-Score = tuple[float, float, float, float, float]
-# Where the fit starts, and how far (in e-folds) a coefficient may move from there.
-START: Mapping[str, tuple[float, float]] = {
-    "wgmma": (0.8, 0.25), "mma": (0.7, 0.35), "mma_fp8": (0.5, 0.7), "swapped": (0.6, 0.7),
-    "l2_per_unit": (100.0, 0.8), "l2": (6000.0, 0.7), "shared": (150.0, 0.6), "latency": (0.8, 0.7),
-    "sync": (0.05, 2), "warps": (0.3, 2), "issue": (0.3, 2), "alone": (1.0, 2), "prologue": (1.5, 1),
-    "epilogue": (0.3, 2), "fill": (0.3, 2), "idle": (0.01, 2), "launch": (2.0, 1), "dram": (0.85, 0.2),
-    "short_loads": (0.3, 2), "short_dram": (0.1, 2), "block_scale": (0.5, 2), "dequantise": (0.5, 2.5),
-    "dequantise_wgmma": (1.0, 1.5), "dequantise_groups": (1.5, 1), "spill": (5.0, 1.5),
-    "whole_waves": (0.6, 0.5), "overlap": (3.0, 0.7), "bound": (3.0, 0.7),
+# How fast a config's weight in the fit falls with its (squashed) excess over the best of its cell, the share of the
+# fastest configs that is fitted on, and the least share of the slow ones.
+FALL, SHARE, LEAST = 0.25, 0.8, 0.2
+TREES = {
+    "max_iter": 300, "learning_rate": 0.06, "max_leaf_nodes": 16, "max_depth": 6, "min_samples_leaf": 100,
+    "l2_regularization": 5.0, "max_features": 0.5, "random_state": 0, "early_stopping": False,
 }  # fmt: skip
-
-
+SHRINK = 0.9
+Score = tuple[float, float, float, float, float]
 @dataclass(frozen=True)
 class CellData:
     """The measured times of one cell."""
@@ -69,20 +68,7 @@ class CellData:
     role: Role
     batch_size: int
     configs: tuple[LaunchConfig, ...]
-    fields: Array
     us: Array
-
-    @property
-    def weights(self) -> Array:
-        """How much each config counts in a fit: the fast ones most."""
-        return self.us.min() / self.us
-
-    def thinned(self) -> CellData:
-        """The fastest configs and an even share of the others."""
-        order = np.argsort(self.us, kind="stable")
-        rest = order[FASTEST:]
-        kept = np.concatenate([order[:FASTEST], rest[np.linspace(0, len(rest) - 1, OTHERS).astype(int)]])
-        return replace(self, configs=tuple(self.configs[i] for i in kept), fields=self.fields[kept], us=self.us[kept])
 
 
 def cells_of(path: Path) -> list[CellData]:
@@ -90,10 +76,9 @@ def cells_of(path: Path) -> list[CellData]:
     recording = Recording.load(path)
     rows = [row for row in recording.rows.values() if row.status == "ok"]
     configs = tuple(row.config for row in rows)
-    fields = config_fields(configs)
     return [
         CellData(
-            path.name.split(".")[0], recording.shape, recording.gpu, role, m, configs, fields,
+            path.name.split(".")[0], recording.shape, recording.gpu, role, m, configs,
             np.array([statistics.median(row.roles[role].us[m]) for row in rows]),
         )
         for role in ROLES
@@ -101,41 +86,65 @@ def cells_of(path: Path) -> list[CellData]:
     ]  # fmt: skip
 
 
-def fit_formula(cells: Sequence[CellData]) -> dict[str, float]:
-    """Coefficients of the formula: weighted least squares of log time, robust, each cell's level nearly free."""
-    names = list(START)
-    start = np.log([START[name][0] for name in names])
-    reach = np.array([START[name][1] for name in names])
-    some = [cell.thinned() for cell in cells[::2]]
+def fit(landscapes: Sequence[Landscape]) -> Correction:
+    """Trees for log(measured / formula) of the recordings of one architecture, up to a level of a cell."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
 
-    def residuals(point: Array) -> Array:
-        coefficients = dict(zip(names, np.exp(point), strict=True))
-        out = []
-        for cell in some:
-            us = launch_parts(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.fields, coefficients).us
-            error = np.log(us / cell.us)
-            level = np.average(error, weights=cell.weights)
-            out += [(error - level) * cell.weights, [5 * level]]
-        return np.concatenate(out)
+    found = [_rows(landscape, i) for landscape in landscapes for i in range(len(landscape.cells))]
+    x, y, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+    model = HistGradientBoostingRegressor(**TREES).fit(x, y, sample_weight=weight)
+    trees = [predictor.nodes for (predictor,) in model._predictors]
+    sizes = np.array([len(nodes) for nodes in trees])
+    roots = np.cumsum(sizes, dtype=np.int32) - sizes.astype(np.int32)
+    found = [_siblings_side_by_side(nodes) for nodes in trees]
+    feature, threshold, left, value = (np.concatenate(part) for part in zip(*found, strict=True))
+    return Correction(roots, feature, threshold, left + np.repeat(roots, sizes), value)
 
-    found = least_squares(
-        residuals, start, bounds=(start - reach, start + reach), loss="soft_l1", f_scale=0.3, max_nfev=25
+
+def _siblings_side_by_side(nodes: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Feature, threshold, left child and value of one tree's nodes, in an order where the right child is the next."""
+    feature, left = np.zeros(len(nodes), dtype=np.int32), np.arange(len(nodes), dtype=np.int32)
+    threshold, value = np.full(len(nodes), np.inf, dtype=np.float32), np.zeros(len(nodes), dtype=np.float32)
+    waiting, free = [(0, 0)], 1
+    for old, new in waiting:
+        node = nodes[old]
+        if node["is_leaf"]:
+            value[new] = SHRINK * node["value"]
+        else:
+            feature[new], threshold[new], left[new] = node["feature_idx"], node["num_threshold"], free
+            waiting += [(node["left"], free), (node["right"], free + 1)]
+            free += 2
+    return feature, threshold, left, value
+
+
+def _rows(landscape: Landscape, number: int) -> tuple[Array, Array, Array]:
+    """Features, log(measured / formula) less its mean, and weights of some configs of one cell."""
+    shape, cell = landscape.shape, landscape.cells[number]
+    (role,) = cell.roles
+    logs = np.log(landscape.us[number], dtype=np.float64)
+    ran = np.flatnonzero(np.isfinite(logs))
+    weight = np.exp(-squash(logs[ran] - logs[ran].min()) / FALL)
+    rng = np.random.default_rng(zlib.crc32(f"{shape.slug()} {cell}".encode()))
+    kept = rng.random(len(ran)) < np.maximum(weight, LEAST) * SHARE
+    ran, weight = ran[kept], weight[kept]
+    parts = launch_parts(shape, landscape.gpu, role, cell.batch_size, landscape.table[ran, :7].astype(np.float64))
+    missed = logs[ran] - np.log(parts.us)
+    return (
+        np.column_stack([launch_features(shape, role, cell.batch_size, parts), np.log2(landscape.table[ran, 3])]),
+        missed - np.average(missed, weights=weight),
+        weight,
     )
-    return {name: float(f"{value:.4g}") for name, value in zip(names, np.exp(found.x), strict=True)}
 
 
-def fit_correction(cells: Sequence[CellData], formula: Mapping[str, float]) -> Array:
-    """Coefficients of the correction: ridge regression of what the formula leaves, within each cell."""
-    left, right = [], []
-    for cell in cells:
-        parts = launch_parts(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.fields, formula)
-        features, rest, weights = correction_features(parts), np.log(cell.us / parts.us), cell.weights
-        left.append((features - np.average(features, axis=0, weights=weights)) * weights[:, None])
-        right.append((rest - np.average(rest, weights=weights)) * weights)
-    x, y = np.concatenate(left), np.concatenate(right)
-    scale = x.std(axis=0) + 1e-9
-    x = x / scale
-    return np.asarray(np.linalg.solve(x.T @ x + RIDGE * len(y) * np.eye(x.shape[1]), x.T @ y) / scale)
+def write_fits(landscapes: Sequence[Landscape], path: Path) -> None:
+    """One fit without each layer, and one of everything, into one file."""
+    arrays = {}
+    for without in [None, *dict.fromkeys(landscape.shape for landscape in landscapes)]:
+        name = EVERYTHING if without is None else without.slug()
+        correction = fit([landscape for landscape in landscapes if landscape.shape != without])
+        arrays |= {f"{name}/{key}": value for key, value in pack_correction(correction).items()}
+        print(name, file=sys.stderr, flush=True)
+    np.savez_compressed(path, **arrays)
 
 
 def judge(cell: CellData, predicted: Array) -> Score:
@@ -170,13 +179,13 @@ class Suggested:
     best_us: float
 
 
-def suggested(cells: Sequence[CellData], coefficients: Coefficients) -> list[Suggested]:
-    """``moeopt suggest`` on one recording, by a model that may not have seen it."""
+def suggested(cells: Sequence[CellData]) -> list[Suggested]:
+    """``moeopt suggest`` on one recording."""
     shape, gpu = cells[0].shape, cells[0].gpu
     sizes = sorted({cell.batch_size for cell in cells})
     us = {(cell.role, cell.batch_size): dict(zip(cell.configs, cell.us.tolist(), strict=True)) for cell in cells}
     rows = []
-    for m, s in suggest(shape, gpu, sizes, coefficients=coefficients).items():
+    for m, s in suggest(shape, gpu, sizes).items():
         up, down = us["up", m], us["down", m]
         default = engine_default("sglang", shape, m, gpu)
         best: dict[tuple[str, int], float] = {}
@@ -195,32 +204,9 @@ def suggested(cells: Sequence[CellData], coefficients: Coefficients) -> list[Sug
     return rows
 
 
-def left_out(cells: Sequence[CellData]) -> tuple[list[tuple[CellData, Score]], list[Suggested]]:
-    """Each recording's cells, judged by a model that was fitted on all other recordings; and its suggestions."""
-    rows, suggestions = [], []
-    for name in dict.fromkeys(cell.recording for cell in cells):
-        fitted = fit([cell for cell in cells if layer(cell.recording) != layer(name)])
-        mine = [cell for cell in cells if cell.recording == name]
-        rows += [(cell, judge(cell, predict(cell, fitted))) for cell in mine]
-        suggestions += suggested(mine, fitted)
-        print(f"{name} judged", file=sys.stderr, flush=True)
-    return rows, suggestions
-
-
-def layer(recording: str) -> str:
-    """The layer of a recording's name: what two kernels measured of one layer is not new to either."""
-    return recording.removesuffix("-sglang")
-
-
-def predict(cell: CellData, coefficients: Coefficients = SHIPPED) -> Array:
-    """Predicted times of a cell."""
-    return predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs, coefficients)
-
-
-def fit(cells: Sequence[CellData]) -> Coefficients:
-    """Formula and correction."""
-    formula = fit_formula(cells)
-    return Coefficients(formula, fit_correction(cells, formula).tolist())
+def predict(cell: CellData) -> Array:
+    """Predicted times of a cell, by a fit that has not seen its layer."""
+    return predict_us(cell.shape, cell.gpu, cell.role, cell.batch_size, cell.configs)
 
 
 def summary(rows: Sequence[tuple[CellData, Score]]) -> dict[str, float]:
@@ -311,29 +297,21 @@ def commit() -> str:
 def main() -> None:
     """See the top of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recordings", nargs="+", type=Path)
+    parser.add_argument("recordings", nargs="*", type=Path)
     parser.add_argument("--json", type=Path, help="write the table here, too")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--cross", action="store_true", help="fit on all recordings but the one judged")
-    group.add_argument("--fit", action="store_true", help="fit on all and print the coefficients")
+    parser.add_argument("--fit", action="store_true", help="fit on all shipped recordings and write the file")
     options = parser.parse_args()
-    cells = [cell for path in options.recordings for cell in cells_of(path)]
+    if options.fit == bool(options.recordings):
+        parser.error("give recordings to judge by, or --fit")
     if options.fit:
-        fitted = fit(cells)
-        print(f"FORMULA = {dict(fitted.formula)!r}\nCORRECTION = {[float(f'{c:.3g}') for c in fitted.correction]!r}")
+        write_fits(load_landscapes(), Path(__file__).resolve().parents[1] / "moeopt" / FITTED)
         return
-    if options.cross:
-        what = "fitted on the other recordings, judged on each in turn"
-        rows, suggestions = left_out(cells)
-    else:
-        what = "the shipped coefficients"
-        rows = [(cell, judge(cell, predict(cell))) for cell in cells]
-        by_recording: dict[str, list[CellData]] = {}
-        for cell in cells:
-            by_recording.setdefault(cell.recording, []).append(cell)
-        suggestions = [s for mine in by_recording.values() for s in suggested(mine, SHIPPED)]
+    rows, suggestions = [], []
+    for path in options.recordings:
+        cells = cells_of(path)
+        rows += [(cell, judge(cell, predict(cell))) for cell in cells]
+        suggestions += suggested(cells)
     print(table(rows))
-    print(f"{len(FORMULA)} coefficients of the formula, ridge {RIDGE}")
     for s in suggestions:
         us, default = s.us or float("nan"), s.default_us or float("nan")
         print(
@@ -342,7 +320,7 @@ def main() -> None:
         )
     print(f"suggestions: {suggestion_summary(suggestions)}")
     if options.json is not None:
-        write_json(options.json, what, rows, suggestions)
+        write_json(options.json, "each judged by the fit without its layer", rows, suggestions)
 
 
 if __name__ == "__main__":

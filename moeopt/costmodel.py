@@ -1,10 +1,11 @@
 """How long a launch takes, from the launch config and a GPU's data sheet alone.
 
 Two parts. A formula: bytes and FLOPs per tile, programs per multiprocessor (occupancy), waves over the
-multiprocessors, pipeline depth, registers, DRAM and L2 traffic. And, on the architecture that was recorded,
-a linear correction of its logarithm, over powers of the config's values in the regimes that the formula
-tells apart. The GPU's numbers are inputs to both; the coefficients were fitted on recordings
-(``benchmarks/costmodel.py`` fits and judges them). Good for ranking the configs of one cell, not for promising a time.
+multiprocessors, pipeline depth, registers, DRAM and L2 traffic; its constants are round numbers of their kind, none
+is fitted. And, on the architecture that was recorded, a correction of its logarithm: boosted regression trees over
+what the formula knows of a launch, fitted on recordings (``benchmarks/costmodel.py`` fits and judges them). There is
+one fit for every recorded layer that leaves its recordings out, so that nothing is predicted from its own
+times. Good for ranking the configs of one cell, not for promising a time.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeopt.costmodel_fitted import CORRECTION, FORMULA
 from moeopt.gpu import GpuSpec
 from moeopt.shape import DTYPES, ROLES, MoEShape, Role
 from moeopt.space import LaunchConfig
@@ -37,9 +38,11 @@ _GROUPED_PER_WEIGHT: Final = (1.2, 0.7)
 _MOST_REGISTERS: Final = 255
 _HOPPER_MMA: Final = 0.62
 # All recordings are of this compute capability, and what the formula misses there is of its tensor cores: on
-# SM120 parts the correction moved upstream's tuned choices back (benchmarks/results/upstream-sm120.json).
+# SM120 parts a correction moved upstream's tuned choices back.
 _CORRECTED: Final = 9
 _MOST_CORRECTION: Final = 1.0
+_GROUP: Final = 3  # the column of GROUP_SIZE_M, which the formula does not know
+_DEPTH: Final = 6  # of a tree
 _NO_RATE_TFLOPS: Final = 100.0
 # Of an H200 with 16 cores: both roles of a config compile in 0.9 s (median, 15 processes).
 _COMPILE_S: Final = 0.9
@@ -50,20 +53,107 @@ _LAUNCHES: Final = 40
 _UNHIDDEN: Final = 0.2
 
 
+# The formula's constants. Shares of a data sheet's rate: of tensor cores reading shared memory (wgmma, swapped) or
+# registers (mma; mma_fp8: where fp8 is converted first), of DRAM. Rates in GB/s: of L2 to one multiprocessor and of
+# all (of 132), of shared memory. Microseconds: latency of a load, sync per step, prologue and launch per program and
+# launch, idle per program that finds no tile; per 100: of warps and of copies. The rest are exponents and factors.
+CONSTANTS: Final[Mapping[str, float]] = {
+    "wgmma": 0.8, "mma": 0.7, "mma_fp8": 0.5, "swapped": 0.6, "l2_per_unit": 100.0, "l2": 6000.0, "shared": 150.0,
+    "latency": 0.8, "sync": 0.05, "warps": 0.3, "issue": 0.3, "alone": 1.0, "prologue": 1.5, "epilogue": 0.3,
+    "fill": 0.3, "idle": 0.01, "launch": 2.0, "dram": 0.85, "short_loads": 0.3, "short_dram": 0.1, "block_scale": 0.5,
+    "dequantise": 0.5, "dequantise_wgmma": 1.0, "dequantise_groups": 1.5, "spill": 5.0, "whole_waves": 0.6,
+    "overlap": 3.0, "bound": 3.0,
+}  # fmt: skip
+
+FITTED: Final = "costmodel.npz"
+EVERYTHING: Final = "all"  # the fit that leaves nothing out
+FEATURES: Final = 22
+
+
 @dataclass(frozen=True, eq=False)
-class Coefficients:
-    """What a fit found.
+class Correction:
+    """Boosted regression trees for log(measured / formula), up to a level of a cell.
+
+    The nodes of all trees lie one after the other; a right child comes after its left one, a leaf is its own child.
 
     Attributes:
-        formula: By name, see :data:`moeopt.costmodel_fitted.FORMULA`.
-        correction: One for each of :func:`correction_features`.
+        roots: First node of each tree, int32 [trees].
+        feature: What a node looks at, a column of :func:`launch_features`, or the one after them for log2 of
+            GROUP_SIZE_M; int32 [nodes].
+        threshold: Up to here the next is the left child; infinite in a leaf; float32 [nodes].
+        left: int32 [nodes].
+        value: What a leaf adds, float32 [nodes].
     """
 
-    formula: Mapping[str, float]
-    correction: Sequence[float]
+    roots: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    left: NDArray[np.int32]
+    value: NDArray[np.float32]
+
+    def __call__(self, features: Array, tile: NDArray[np.int64], group: Array) -> Array:
+        """The sum over the trees, float64 [configs].
+
+        Few trees look at GROUP_SIZE_M: the others are walked once for the configs that differ in it alone.
+
+        Args:
+            features: Of :func:`launch_features`, [tiles, features].
+            tile: Which of these each config has, [configs].
+            group: log2 of GROUP_SIZE_M, [configs].
+        """
+        by_group = self._by_group()
+        whole = np.column_stack([features[tile], group])
+        return self._walk(features, self.roots[~by_group])[tile] + self._walk(whole, self.roots[by_group])
+
+    def _by_group(self) -> NDArray[np.bool_]:
+        """Which trees look at GROUP_SIZE_M."""
+        asks = np.isfinite(self.threshold) & (self.feature == FEATURES)
+        return np.add.reduceat(asks, self.roots) > 0
+
+    def _walk(self, features: Array, roots: NDArray[np.int32]) -> Array:
+        columns = np.ascontiguousarray(features.T, dtype=np.float32)
+        flat, rows = columns.ravel(), np.arange(len(features), dtype=np.int32)
+        start = self.feature * np.int32(len(features))
+        out = np.zeros(len(features))
+        for root in roots:
+            node = np.full(len(features), root, dtype=np.int32)
+            for _ in range(_DEPTH):
+                asked = flat.take(start.take(node) + rows)
+                node = self.left.take(node) + (asked > self.threshold.take(node))
+            out += self.value.take(node)
+        return out
 
 
-SHIPPED: Final = Coefficients(FORMULA, CORRECTION)
+@functools.lru_cache(maxsize=4)
+def load_correction(without: MoEShape | None = None) -> Correction:
+    """The shipped correction.
+
+    Args:
+        without: Fitted without any recording of this shape, on whatever GPU and with whatever kernel.
+    """
+    with np.load(str(resources.files("moeopt") / FITTED)) as arrays:
+        name = EVERYTHING if without is None or f"{without.slug()}/sizes" not in arrays else without.slug()
+        return unpack_correction({key: arrays[f"{name}/{key}"] for key in ("sizes", "nodes", "numbers")})
+
+
+def unpack_correction(packed: Mapping[str, NDArray[np.generic]]) -> Correction:
+    """A correction from what :func:`pack_correction` made of it."""
+    sizes = packed["sizes"].astype(np.int32)
+    roots = np.cumsum(sizes, dtype=np.int32) - sizes
+    feature, left = packed["nodes"].astype(np.int32)
+    threshold, value = packed["numbers"].astype(np.float32)
+    return Correction(roots, feature, threshold, left + np.repeat(roots, sizes), value)
+
+
+def pack_correction(correction: Correction) -> dict[str, NDArray[np.generic]]:
+    """Arrays for a file: nodes per tree; feature and left child within the tree; threshold and value."""
+    sizes = np.diff(np.append(correction.roots, len(correction.feature)))
+    left = correction.left - np.repeat(correction.roots, sizes)
+    return {
+        "sizes": sizes.astype(np.uint8),
+        "nodes": np.stack([correction.feature, left]).astype(np.uint8),
+        "numbers": np.stack([correction.threshold, correction.value]),
+    }
 
 
 def predict_us(
@@ -72,7 +162,8 @@ def predict_us(
     role: Role,
     batch_size: int,
     configs: Sequence[LaunchConfig],
-    coefficients: Coefficients = SHIPPED,
+    *,
+    corrected: bool = True,
 ) -> Array:
     """Predicted microseconds of one launch for each config, uniform routing.
 
@@ -82,16 +173,38 @@ def predict_us(
         role: Which projection.
         batch_size: Tokens.
         configs: What to predict for; those that the GPU cannot run get a number too.
-        coefficients: Of another fit, to judge it.
+        corrected: By what was fitted on recordings of other shapes, on an architecture that was recorded.
 
     Returns:
         float64 [len(configs)], finite and positive.
     """
-    parts = launch_parts(shape, gpu, role, batch_size, config_fields(configs), coefficients.formula)
-    if gpu.compute_capability[0] != _CORRECTED:
-        return parts.us
-    correction = correction_features(parts) @ np.asarray(coefficients.correction)
-    return np.asarray(parts.us * np.exp(np.clip(correction, -_MOST_CORRECTION, _MOST_CORRECTION)))
+    return predict_table_us(shape, gpu, role, [batch_size], config_fields(configs), corrected=corrected)[0]
+
+
+def predict_table_us(
+    shape: MoEShape, gpu: GpuSpec, role: Role, batch_sizes: Sequence[int], fields: Array, *, corrected: bool = True
+) -> Array:
+    """:func:`predict_us` for several batch sizes: float64 [batch sizes, configs].
+
+    Args:
+        shape: The layer.
+        gpu: See there.
+        role: Which projection.
+        batch_sizes: Tokens.
+        fields: Of :func:`config_fields`.
+        corrected: See there.
+    """
+    tiles, tile = np.unique(np.delete(fields, _GROUP, axis=1), axis=0, return_inverse=True)
+    tile = tile.ravel()
+    cells = [launch_parts(shape, gpu, role, m, np.insert(tiles, _GROUP, 1.0, axis=1)) for m in batch_sizes]
+    us = np.array([parts.us[tile] for parts in cells]).reshape(len(batch_sizes), len(fields))
+    if not corrected or gpu.compute_capability[0] != _CORRECTED or not us.size:
+        return us
+    features = [launch_features(shape, role, m, parts) for m, parts in zip(batch_sizes, cells, strict=True)]
+    of = (np.arange(len(cells))[:, None] * len(tiles) + tile).ravel()
+    group = np.tile(np.log2(fields[:, _GROUP]), len(cells))
+    found = load_correction(shape)(np.concatenate(features), of, group).reshape(us.shape)
+    return np.asarray(us * np.exp(np.clip(found, -_MOST_CORRECTION, _MOST_CORRECTION)))
 
 
 def estimate_tune_seconds(
@@ -176,7 +289,7 @@ class LaunchParts:
         wgmma: Whether the tensor cores read shared memory.
         swapped: Whether the transposed tile is computed.
         step_bytes: Bytes of one row of W that one loop step reads.
-        reduction: Length of the dot products.
+        steps: Loop steps of a program.
     """
 
     fields: Array
@@ -192,11 +305,16 @@ class LaunchParts:
     wgmma: NDArray[np.bool_]
     swapped: NDArray[np.bool_]
     step_bytes: Array
-    reduction: int
+    steps: Array
 
 
 def launch_parts(
-    shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, fields: Array, k: Mapping[str, float]
+    shape: MoEShape,
+    gpu: GpuSpec,
+    role: Role,
+    batch_size: int,
+    fields: Array,
+    k: Mapping[str, float] = CONSTANTS,
 ) -> LaunchParts:
     """The formula.
 
@@ -206,7 +324,7 @@ def launch_parts(
         role: Which projection.
         batch_size: Tokens.
         fields: Of :func:`config_fields`.
-        k: Its coefficients, as :data:`moeopt.costmodel_fitted.FORMULA` names them.
+        k: Its constants.
     """
     bm, bn, bk, _, warps, stages, maxnreg = fields.T
     spec = DTYPES[shape.dtype]
@@ -311,43 +429,35 @@ def launch_parts(
         wgmma=wgmma,
         swapped=swapped,
         step_bytes=bk * w_bytes,
-        reduction=reduction,
+        steps=steps,
     )
 
 
-def correction_features(parts: LaunchParts) -> Array:
-    """What the linear correction is over: float64 [number of configs, 105].
+def launch_features(shape: MoEShape, role: Role, batch_size: int, parts: LaunchParts) -> Array:
+    """What a correction looks at, but for GROUP_SIZE_M: float64 [number of configs, FEATURES].
 
-    21 features of the config, each in five regimes: everywhere, bound by DRAM, few programs, padded tiles,
-    short loops.
+    No length of a weight's side is among them, so that it holds for layers larger than the recorded ones.
+
+    Args:
+        shape: The layer.
+        role: Which projection.
+        batch_size: Tokens.
+        parts: Of :func:`launch_parts`.
     """
-    bm, bn, _, group, warps, stages, _ = parts.fields.T
-    m, n, w = np.log2(bm / 32), np.log2(bn / 64), np.log2(warps / 4)
-    k = np.log2(parts.step_bytes / 128)
-    depth = np.log2(np.maximum(stages - 1, 1) / 2)
-    per_warp = np.log2(bm * bn / warps / 512)
-    features = np.stack(
+    bm, bn, _, _, warps, stages, _ = parts.fields.T
+    one = np.ones_like(bm)
+    tokens = batch_size * shape.top_k / (shape.num_experts * shape.ep_size)
+    return np.stack(
         [
-            k, k**2, n, n**2, m, m**2, w, depth, depth**2,
-            np.log2(parts.in_flight), np.log2(parts.occupancy), np.minimum(parts.spilled, 2),
-            per_warp, per_warp**2, np.log2(parts.registers / 64),
-            parts.wgmma.astype(np.float64), parts.swapped.astype(np.float64),
-            np.log2(group + 1) * 0.2, w * n, w * m, k * n,
+            np.log2(bm), np.log2(bn), np.log2(parts.step_bytes), np.log2(warps), stages,
+            np.log2(parts.occupancy), np.log2(parts.rounds), np.log2(parts.valid_rows), np.log2(parts.in_flight),
+            np.log2(parts.registers), np.minimum(parts.spilled, 2.0), parts.wgmma * one, parts.swapped * one,
+            parts.dram_us / (parts.dram_us + parts.body_us), np.log2(bm / parts.valid_rows), one * np.log2(tokens),
+            one * bool(shape.block_shape), one * bool(shape.group_size), one * (role == "up"),
+            np.log2(bm * bn / warps), np.log2(parts.steps), one * bool(shape.per_channel),
         ],
         axis=1,
     )  # fmt: skip
-    regimes = np.stack(
-        [
-            np.ones_like(bm),
-            parts.dram_us / (parts.dram_us + parts.body_us),
-            1 / (1 + parts.rounds),
-            np.log2(bm / parts.valid_rows) / 4,
-            np.full_like(bm, 1 / (1 + parts.reduction / 512)),
-        ],
-        axis=1,
-    )
-    products = np.einsum("cf,cr->cfr", features, regimes)
-    return np.asarray(products.reshape(len(features), features.shape[1] * regimes.shape[1]))
 
 
 def _soft_max(power: float, *times: Array) -> Array:

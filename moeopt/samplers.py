@@ -99,14 +99,14 @@ class LatticeSampler(BaseSampler):
         self._rng = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
         table = config_table(self._configs)
-        parts, basis = np.zeros((1, len(self._configs), 0)), np.zeros((len(self._configs), 0))
-        self._mean: Floats = np.zeros(len(self._configs))
+        mean, basis = np.zeros((1, len(self._configs))), np.zeros((len(self._configs), 0))
         if shape is not None and gpu is not None and cell is not None:
             prior = make_prior(shape, gpu, (cell,), table, landscapes)
-            parts, self._mean, basis = prior.parts, prior.mean[0], prior.basis(np.arange(len(self._configs)))
+            mean, basis = prior.mean, prior.basis(np.arange(len(self._configs)))
         elif not (shape is None and gpu is None and cell is None):
             raise InvalidInputError("shape, gpu and cell go together: give all of them or none")
-        self._model = Surrogate(config_features(table), cell_features((cell or Cell("up", 1),)), parts, basis)
+        self._model = Surrogate(config_features(table), cell_features((cell or Cell("up", 1),)), mean, basis)
+        self._mean: Floats = mean[0]
         self._fitted_at = 0
 
     def reseed_rng(self) -> None:

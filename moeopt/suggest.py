@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moeopt.costmodel import SHIPPED, Coefficients, config_fields, launch_parts, predict_us
+from moeopt.costmodel import config_fields, launch_parts, predict_us
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import export_configs
 from moeopt.export.write import MARKER
@@ -48,7 +48,6 @@ def suggest(
     space: str = "grid",
     mode: Literal["split", "joint"] = "split",
     engine: str = "sglang",
-    coefficients: Coefficients = SHIPPED,
 ) -> dict[int, Suggestion]:
     """The configs that the cost model ranks first, for each batch size.
 
@@ -62,7 +61,6 @@ def suggest(
         space: ``grid`` or ``wide``.
         mode: ``split`` for a config each, ``joint`` for one for both.
         engine: Whose default config the prediction is compared with.
-        coefficients: Of another fit of the cost model, to judge it.
 
     Raises:
         InvalidInputError: The space is unknown, or none of its configs fits the GPU.
@@ -76,14 +74,14 @@ def suggest(
     ]
     if not configs:
         raise InvalidInputError(f"no config of the {space} space fits {gpu.name}: give another space or GPU")
-    spilled = launch_parts(shape, gpu, "up", 64, config_fields(configs), coefficients.formula).spilled
+    spilled = launch_parts(shape, gpu, "up", 64, config_fields(configs)).spilled
     configs = [config for config, s in zip(configs, spilled, strict=True) if s == 0] or configs
     rows = np.array([config.block_size_m for config in configs])
     found = {}
     for m in batch_sizes:
-        us: dict[Role, Any] = {role: predict_us(shape, gpu, role, m, configs, coefficients) for role in ROLES}
+        us: dict[Role, Any] = {role: predict_us(shape, gpu, role, m, configs) for role in ROLES}
         default = [engine_default(engine, shape, m, gpu)]
-        before = sum(float(predict_us(shape, gpu, role, m, default, coefficients)[0]) for role in ROLES)
+        before = sum(float(predict_us(shape, gpu, role, m, default)[0]) for role in ROLES)
         if mode == "joint":
             total = us["up"] + us["down"]
             best = int(np.argmin(total))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moeopt.measure.base import Cell, Measurement
+from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.space import LaunchConfig
 
 
@@ -53,6 +54,27 @@ class Ledger:
     def incumbent(self, cell: Cell) -> Measurement | None:
         """The fastest fully timed config of a cell."""
         return self._incumbent.get(cell)
+
+    def to_beat(self, job: Job) -> float | None:
+        """How fast a job has to be to be of use, in µs: faster than its cell's best with the same BLOCK_SIZE_M, and than
+        what is left of the batch size's best sum when the other role has that BLOCK_SIZE_M, too.
+
+        Where the other role has not been timed with it, its best with any stands in, which cannot be too slow. None
+        while there is no sum to beat.
+        """
+        block = job.config.block_size_m
+        mine = self.best_per_block(job.cell)
+        others = [c for c in self.cells if c.batch_size == job.cell.batch_size and c != job.cell]
+        if not others:
+            return min((m.median_us for m in mine.values()), default=None)
+        roles = [self.best_per_block(c, raced_out=True) for c in (job.cell, *others)]
+        sums = [sum(blocks[b].median_us for blocks in roles) for b in set.intersection(*map(set, roles))]
+        if not sums:
+            return None
+        rest = sum(
+            (blocks[block] if block in blocks else min(blocks.values(), key=_rank)).median_us for blocks in roles[1:]
+        )
+        return min(min(sums) - rest, mine[block].median_us if block in mine else math.inf)
 
     def best_per_block(self, cell: Cell, *, raced_out: bool = False) -> dict[int, Measurement]:
         """For each BLOCK_SIZE_M, the fastest fully timed config of a cell, or the fastest timed at all."""

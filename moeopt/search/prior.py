@@ -1,8 +1,7 @@
 """What is expected of every config in every cell before anything is timed.
 
-A formula over the GPU's numbers, corrected by how far that formula was off in recordings of other
-shapes; and which configs tend to be off together, from what was still missed in each recording when it was
-predicted from those of the other shapes.
+The cost model's time, corrected where there are recordings of the architecture; and which configs tend to be off
+together, from what its formula misses in recordings of other shapes.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from moeopt.costmodel import predict_table_us
 from moeopt.gpu import GpuSpec
 from moeopt.measure.base import Cell
 from moeopt.search.features import squash
-from moeopt.search.formula import formula_us
 from moeopt.search.landscape import Landscape
-from moeopt.shape import DTYPES, MoEShape
+from moeopt.shape import DTYPES, ROLES, MoEShape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,9 +32,6 @@ _TOKENS: Final = 0.7
 _ROWS: Final = 2.0
 _OTHER_DTYPE: Final = 1.2
 _OTHER_GPU: Final = 1.2
-# Weight of "the formula is right" against one recorded cell at distance 0.
-_TRUST: Final = 0.15
-_CORRECTION: Final = 0.8
 # What a recorded cell that is like none of the tuned ones still tells of which configs are off together; and how
 # many such directions are kept.
 _UNALIKE: Final = 0.05
@@ -49,12 +45,10 @@ class Prior:
     """Prior mean of the log time, up to a level per cell.
 
     Attributes:
-        parts: What the mean is made of, float64 [cells, configs, parts]; each up to a level of a cell.
         mean: Its expected value, float64 [cells, configs].
-        misses: What the formula missed in recordings; None where there is none.
+        misses: What the formula misses in recordings; None where there is none.
     """
 
-    parts: Floats
     mean: Floats
     misses: _Misses | None
 
@@ -86,17 +80,31 @@ def make_prior(
         gpu: Where it runs.
         cells: What is tuned.
         table: The candidates, of :func:`moeopt.search.features.config_table`.
-        landscapes: Recordings of other shapes, or none.
+        landscapes: Recordings of other shapes; without any the cost model's formula is not corrected, either.
     """
-    formula = _excess(np.log(formula_us(shape, gpu, cells, table)))
-    parts = [_centred(formula)]
-    weights = [1.0]
-    misses = _misses(shape, gpu, cells, table, landscapes)
-    if misses is not None:
-        parts.append(misses.expected())
-        weights.append(_CORRECTION)
-    stacked = np.stack(parts, axis=2)
-    return Prior(stacked, stacked @ np.array(weights), misses)
+    us = expected_us(shape, gpu, cells, table, corrected=bool(landscapes))
+    return Prior(_centred(_excess(np.log(us))), _misses(shape, gpu, cells, table, landscapes))
+
+
+def expected_us(
+    shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], table: Ints, *, corrected: bool = False
+) -> Floats:
+    """The cost model's microseconds of one launch, float64 [cells, configs]; in joint mode of both.
+
+    Args:
+        shape: The layer.
+        gpu: Its limits and data-sheet rates.
+        cells: Roles and batch sizes.
+        table: Of :func:`moeopt.search.features.config_table`.
+        corrected: By what was fitted on recordings of other shapes.
+    """
+    out = np.zeros((len(cells), len(table)))
+    for role in ROLES:
+        mine = [i for i, cell in enumerate(cells) if role in cell.roles]
+        if mine:
+            sizes = [cells[i].batch_size for i in mine]
+            out[mine] += predict_table_us(shape, gpu, role, sizes, table[:, :7].astype(float), corrected=corrected)
+    return out
 
 
 def _excess(logs: Floats) -> Floats:
@@ -109,7 +117,7 @@ def _centred(values: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _Misses:
-    """What the formula missed in recorded cells, at the candidates' places.
+    """What the formula misses in recorded cells, at the candidates' places.
 
     A row is a recorded cell; a recording of another width of weights has two for each (see :func:`_misses`).
 
@@ -118,48 +126,30 @@ class _Misses:
             each recording.
         places: For each of ``recorded``, the recorded config that stands for a column, or -1; int64 [columns].
         column: The column of each candidate, int64 [candidates].
-        alike: How much each row says of each cell that is tuned, float64 [cells, rows].
-        among: The same for each pair of rows; 0 for those of one shape; float64 [rows, rows].
-        share: What a row counts for where its cell has two, float64 [rows].
+        weight: How much each row counts, float64 [rows].
     """
 
     recorded: tuple[Floats, ...]
     places: tuple[Ints, ...]
     column: Ints
-    alike: Floats
-    among: Floats
-    share: Floats
+    weight: Floats
 
-    def missed(self, columns: Ints | slice) -> tuple[Floats, NDArray[np.bool_]]:
-        """What was missed, 0 where that is not known, and where it is known: both [rows, columns]."""
+    def basis(self, candidates: Ints) -> Floats:
+        """See :meth:`Prior.basis`."""
+        columns, back = np.unique(self.column[candidates], return_inverse=True)
         parts = []
         for recorded, places in zip(self.recorded, self.places, strict=True):
             place = places[columns]
             parts.append(np.where(place >= 0, recorded[:, place], np.nan))
         stacked = np.concatenate(parts)
         known = np.isfinite(stacked)
-        return np.where(known, stacked, 0.0), known
-
-    def expected(self) -> Floats:
-        """What is to be expected in each cell that is tuned: a weighted mean over the rows; [cells, candidates]."""
-        return _weighted(self.alike, *self.missed(slice(None)))[:, self.column]
-
-    def basis(self, candidates: Ints) -> Floats:
-        """See :meth:`Prior.basis`."""
-        columns, back = np.unique(self.column[candidates], return_inverse=True)
-        missed, known = self.missed(columns)
-        left = np.where(known, missed - _CORRECTION * _weighted(self.among, missed, known), 0.0)
-        left -= known * (left.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1))
-        weight = (np.sqrt(self.alike.max(axis=0)) + _UNALIKE) * self.share
-        left *= np.sqrt(weight / weight.sum())[:, None]
+        missed = np.where(known, stacked, 0.0)
+        missed -= known * (missed.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1))
+        missed *= np.sqrt(self.weight / self.weight.sum())[:, None]
         # The right singular vectors, times the singular values.
-        values, vectors = np.linalg.eigh(left @ left.T)
+        values, vectors = np.linalg.eigh(missed @ missed.T)
         most = vectors[:, values > 1e-9 * values[-1]][:, -_RANK:]
-        return np.asarray(left.T @ most)[back]
-
-
-def _weighted(weight: Floats, missed: Floats, known: NDArray[np.bool_]) -> Floats:
-    return np.asarray((weight @ missed) / (_TRUST + weight @ known.astype(np.float64)))
+        return np.asarray(missed.T @ most)[back]
 
 
 def _misses(
@@ -170,37 +160,23 @@ def _misses(
     used = [landscape for landscape in used if landscape.cells]
     if not used:
         return None
-    recorded, places, alike, share, copies = [], [], [], [], []
+    recorded, places, weights = [], [], []
     for landscape in used:
         measured = _excess(np.log(landscape.us, dtype=np.float64))
-        formula = _excess(np.log(formula_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
+        formula = _excess(np.log(expected_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
         missed = _centred(measured - formula)
+        alike = alikeness(shape, gpu, cells, landscape).max(axis=0)
         # BLOCK_SIZE_K as it is, and as the same number of bytes.
         factors = sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits})
         for factor in factors:
             recorded.append(missed)
             places.append(_nearest(table, landscape.table, factor))
-            alike.append(alikeness(shape, gpu, cells, landscape))
-            share.append(np.full(len(missed), 1 / len(factors)))
-        copies.append(len(factors))
-    among = [
-        np.hstack([np.tile(_between(one, two), (copies[i], copies[j])) for j, two in enumerate(used)])
-        for i, one in enumerate(used)
-    ]
+            weights.append((np.sqrt(alike) + _UNALIKE) / len(factors))
     column = np.arange(len(table))
     if len(table) > _MANY:
         distinct, column = np.unique(np.stack(places), axis=1, return_inverse=True)
         places = list(distinct)
-    return _Misses(
-        tuple(recorded), tuple(places), column.ravel(), np.hstack(alike), np.vstack(among), np.concatenate(share)
-    )
-
-
-def _between(one: Landscape, two: Landscape) -> Floats:
-    """How much the cells of two recordings say of one another: nothing, where they are of one shape."""
-    if one.shape == two.shape:
-        return np.zeros((len(one.cells), len(two.cells)))
-    return alikeness(one.shape, one.gpu, one.cells, two)
+    return _Misses(tuple(recorded), tuple(places), column.ravel(), np.concatenate(weights))
 
 
 def alikeness(shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], other: Landscape) -> Floats:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class PrunerRace:
     """Asks a pruner, round by round, whether a job has lost.
 
-    :class:`~moeopt.pruners.RacingPruner` is asked directly. Any other pruner sees one in-memory study
+    :class:`~moeopt.pruners.RacingPruner` is asked directly, against what a config has to beat to be of use: up and down
+    share BLOCK_SIZE_M, so that the best pair may hold a config that is not the best of its cell. Any other pruner sees one in-memory study
     per cell, with rounds as steps and µs as intermediate values.
 
     Args:
@@ -37,8 +38,12 @@ class PrunerRace:
     def lost(self, job: Job, rounds: Sequence[float]) -> bool:
         """Whether to stop timing this job, given its rounds so far (µs)."""
         if isinstance(self._pruner, RacingPruner):
-            incumbent = self._ledger.incumbent(job.cell)
-            return incumbent is not None and self._pruner.lost(rounds, incumbent.us)
+            incumbent, to_beat = self._ledger.incumbent(job.cell), self._ledger.to_beat(job)
+            if incumbent is None:
+                return False
+            if to_beat is None:  # nobody knows yet what the other role makes of this BLOCK_SIZE_M
+                return self._pruner.lost(rounds[:1], incumbent.us)
+            return self._pruner.lost(rounds, [us * to_beat / incumbent.median_us for us in incumbent.us])
         trial = self._running.get(job)
         if trial is None:
             trial = self._running[job] = self._study(job.cell).ask()

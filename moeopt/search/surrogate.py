@@ -29,7 +29,7 @@ class Hyperparameters:
     ``theta`` holds, in order: amplitudes of what all cells share, of what neighbouring batch sizes
     share, of what one config keeps across cells, and of the noise; lengths of the config features;
     lengths over log2 M of the three; correlations between roles of the three; amplitude and length
-    over log2 M of the weights on the prior's features; amplitude, length over log2 M and correlation
+    over log2 M of the weight on the prior mean; amplitude, length over log2 M and correlation
     between roles of the weights on the basis.
     """
 
@@ -70,7 +70,7 @@ class Hyperparameters:
 
     @property
     def weight_kernel(self) -> tuple[float, float]:
-        """Variance and length over log2 M of the weights on the prior's features."""
+        """Variance and length over log2 M of the weight on the prior mean."""
         return math.exp(2 * self.theta[-5]), math.exp(self.theta[-4])
 
     @property
@@ -84,25 +84,25 @@ class Surrogate:
 
     The covariance of two (config, cell) is a sum of products: a Matern-3/2 kernel of the config
     features times one over cells (log2 M and role), once with a long and once with a short reach
-    over M; what a config keeps for itself over cells; a level per cell; uncertain weights on the
-    features that the prior mean is made of; and uncertain weights on a basis, in which recordings say
-    how configs differ from what is expected of them. As every part is a product, what many cells cost
+    over M; what a config keeps for itself over cells; a level per cell; an uncertain weight on the
+    prior mean; and uncertain weights on a basis, in which recordings say how configs differ from what
+    is expected of them. As every part is a product, what many cells cost
     is little more than what one costs.
 
     Args:
         configs: Config features, float64 [configs, features].
         cells: Cell features, float64 [cells, 2].
-        weighted: Features of the prior mean, float64 [cells, configs, parts] (parts may be 0).
+        prior: The prior mean, float64 [cells, configs].
         basis: float64 [configs, rank] (rank may be 0): :meth:`moeopt.search.prior.Prior.basis`.
     """
 
-    def __init__(self, configs: Floats, cells: Floats, weighted: Floats, basis: Floats) -> None:
+    def __init__(self, configs: Floats, cells: Floats, prior: Floats, basis: Floats) -> None:
         self.x = configs
         self.z = cells
-        self.weighted = weighted
+        self.prior = prior
         self.basis = basis
         self.hyper = Hyperparameters.default(configs.shape[1], basis=bool(basis.shape[1]))
-        self._prior = self.hyper.theta.copy()
+        self._start = self.hyper.theta.copy()
 
     # -- data ---------------------------------------------------------------------------------------
 
@@ -142,10 +142,8 @@ class Surrogate:
         if self.basis.shape[1]:
             self._alike = self.basis @ self.basis[parts.unique].T
             mean += self._alike @ (mass @ parts.steady)
-        if self.weighted.shape[2]:
-            pull = np.zeros((len(self.z), self.weighted.shape[2]))
-            np.add.at(pull, self.cell, self.weighted[self.cell, self.config] * alpha[:, None])
-            mean += np.einsum("cnp,cp->nc", self.weighted, parts.weights @ pull)
+        pull = np.bincount(self.cell, self.prior[self.cell, self.config] * alpha, len(self.z))
+        mean += self.prior.T * (parts.weights @ pull)
         return np.asarray(np.ascontiguousarray(mean.T))
 
     def covariances(self, shortlists: Sequence[Ints]) -> list[Floats]:
@@ -162,10 +160,9 @@ class Surrogate:
         one, two = np.nonzero(configs[:, None] == self.config)
         cross[one, two] += parts.own[cells[one], self.cell[two]]
         cross[cells[:, None] == self.cell] += _LEVEL
-        if self.weighted.shape[2]:
-            weights = _spread(parts.weights, cells, self.cell)
-            weights *= self.weighted[cells, configs] @ self.weighted[self.cell, self.config].T
-            cross += weights
+        weights = _spread(parts.weights, cells, self.cell)
+        weights *= np.outer(self.prior[cells, configs], self.prior[self.cell, self.config])
+        cross += weights
         half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
         out, start = [], 0
         for cell, shortlist in enumerate(shortlists):
@@ -179,9 +176,8 @@ class Surrogate:
         shared, local, own, _ = self.hyper.variances
         scaled = self.x[configs] / self.hyper.lengths
         out = _matern(scaled, scaled) * (shared + local) + np.eye(len(configs)) * own + _LEVEL
-        if self.weighted.shape[2]:
-            features = self.weighted[cell, configs]
-            out += self.hyper.weight_kernel[0] * (features @ features.T)
+        prior = self.prior[cell, configs]
+        out += self.hyper.weight_kernel[0] * np.outer(prior, prior)
         if self.basis.shape[1]:
             out += self.hyper.basis_kernel[0] * (self.basis[configs] @ self.basis[configs].T)
         return np.asarray(out)
@@ -198,11 +194,10 @@ class Surrogate:
         one, two = np.nonzero(config[:, None] == config)
         out[one, two] += parts.own[cell[one], cell[two]]
         out[cell[:, None] == cell] += _LEVEL
-        if self.weighted.shape[2]:
-            features = self.weighted[cell, config]
-            weights = _spread(parts.weights, cell, cell)
-            weights *= features @ features.T
-            out += weights
+        prior = self.prior[cell, config]
+        weights = _spread(parts.weights, cell, cell)
+        weights *= np.outer(prior, prior)
+        out += weights
         out[np.diag_indices(len(config))] += self.hyper_noise(parts.hyper)
         return np.asarray(out)
 
@@ -216,7 +211,7 @@ class Surrogate:
         hyper = Hyperparameters(theta, self.x.shape[1])
         parts = _Parts(self, hyper, config, gradient=True)
         count, cells = len(config), len(self.z)
-        pull = (theta - self._prior) / _SPREAD
+        pull = (theta - self._start) / _SPREAD
         try:
             factor = cholesky(self._covariance(parts, config, cell), lower=True, check_finite=False)
         except np.linalg.LinAlgError:
@@ -253,13 +248,12 @@ class Surrogate:
             + by_config.sum(axis=0) @ squares
             - 2 * np.einsum("in,ij,jn->n", parts.scaled, by_config, parts.scaled, optimize=True)
         )
-        if self.weighted.shape[2]:
-            features = self.weighted[cell, config]
-            by_weight = per_cell(slope * (features @ features.T))
-            kernel = parts.cells[3]
-            variance = hyper.weight_kernel[0]
-            gradient[-5] = 2 * variance * (by_weight * kernel.value).sum()
-            gradient[-4] = variance * (by_weight * kernel.by_length).sum()
+        prior = self.prior[cell, config]
+        by_weight = per_cell(slope * np.outer(prior, prior))
+        kernel = parts.cells[3]
+        variance = hyper.weight_kernel[0]
+        gradient[-5] = 2 * variance * (by_weight * kernel.value).sum()
+        gradient[-4] = variance * (by_weight * kernel.by_length).sum()
         if self.basis.shape[1]:
             by_basis = per_cell(slope * _spread(parts.alike, parts.where, parts.where))
             kernel = parts.cells[4]
