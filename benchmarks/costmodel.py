@@ -58,6 +58,8 @@ TREES = {
 }  # fmt: skip
 SHRINK = 0.9
 Score = tuple[float, float, float, float, float]
+
+
 @dataclass(frozen=True)
 class CellData:
     """The measured times of one cell."""

@@ -235,7 +235,8 @@ def main() -> None:
                 flush=True,
             )
     text = (
-        f"# The published grid on six architectures\n\n`python -m benchmarks.grid_counts --sample 24 --out benchmarks/results/grid-counts` (sm_120 with `--sample 2000`), Triton {version('triton')}, "
+        "# The published grid on six architectures\n\n`python -m benchmarks.grid_counts --sample 24 --out "
+        f"benchmarks/results/grid-counts` (sm_120 with `--sample 2000`), Triton {version('triton')}, "
         f"moeopt's kernel {kernel.key.source_hash}. What the columns are stands at the top of the script.\n\n"
     )
     options.out.with_suffix(".md").write_text(text + markdown(rows) + "\n")

@@ -178,7 +178,8 @@ def predict_us(
     Returns:
         float64 [len(configs)], finite and positive.
     """
-    return predict_table_us(shape, gpu, role, [batch_size], config_fields(configs), corrected=corrected)[0]
+    rows = predict_table_us(shape, gpu, role, [batch_size], config_fields(configs), corrected=corrected)
+    return np.asarray(rows[0])
 
 
 def predict_table_us(

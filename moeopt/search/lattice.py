@@ -130,9 +130,7 @@ class LatticeStrategy(Strategy):
         self._blocks, self._block = np.unique(table[:, 0], return_inverse=True)
         basis = prior.basis(keep)
         self._taught = basis.shape[1] > 0
-        self._model = Surrogate(
-            config_features(table), cell_features(self._cells), prior.mean[:, keep], basis
-        )
+        self._model = Surrogate(config_features(table), cell_features(self._cells), prior.mean[:, keep], basis)
 
     # -- the interface ------------------------------------------------------------------------------
 

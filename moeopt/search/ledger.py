@@ -56,11 +56,11 @@ class Ledger:
         return self._incumbent.get(cell)
 
     def to_beat(self, job: Job) -> float | None:
-        """How fast a job has to be to be of use, in µs: faster than its cell's best with the same BLOCK_SIZE_M, and than
-        what is left of the batch size's best sum when the other role has that BLOCK_SIZE_M, too.
+        """How fast a job has to be to be of use, in µs; None while there is no sum to beat.
 
-        Where the other role has not been timed with it, its best with any stands in, which cannot be too slow. None
-        while there is no sum to beat.
+        Faster than its cell's best with the same BLOCK_SIZE_M, and than what the other role leaves of the batch
+        size's best sum. Where the other role has not been timed with this BLOCK_SIZE_M, its best with any stands
+        in, as it cannot get faster by being bound to one.
         """
         block = job.config.block_size_m
         mine = self.best_per_block(job.cell)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class PrunerRace:
     """Asks a pruner, round by round, whether a job has lost.
 
-    :class:`~moeopt.pruners.RacingPruner` is asked directly, against what a config has to beat to be of use: up and down
-    share BLOCK_SIZE_M, so that the best pair may hold a config that is not the best of its cell. Any other pruner sees one in-memory study
-    per cell, with rounds as steps and µs as intermediate values.
+    :class:`~moeopt.pruners.RacingPruner` is asked directly, against what a config has to beat to be of
+    use: up and down share BLOCK_SIZE_M, so that the best pair may hold a config that is not the best of
+    its cell. Any other pruner sees one in-memory study per cell, with rounds as steps and µs as
+    intermediate values.
 
     Args:
         pruner: Any Optuna pruner.

@@ -33,6 +33,23 @@ def test_our_own_races_against_the_incumbent_of_the_same_cell() -> None:
     assert not race.lost(job(2, OTHER), [14.0])
 
 
+def test_a_config_that_the_other_role_needs_is_timed_in_full() -> None:
+    def of(block: int, cell: Cell) -> Job:
+        return Job(cell, LaunchConfig(block, 64, 64, 1, 4, 2))
+
+    ledger = Ledger([CELL, OTHER])
+    race = PrunerRace(RacingPruner(), ledger)
+    ledger.add([ok(of(32, CELL), 24.0), ok(of(16, OTHER), 14.0)])
+    assert not race.lost(of(16, CELL), [26.0] * 3), "no BLOCK_SIZE_M in common yet"
+    assert race.lost(of(16, CELL), [32.0] * 3), "more than 1.3 times slower all the same"
+    ledger.add([ok(of(32, OTHER), 16.0)])
+    assert not race.lost(of(16, CELL), [26.0] * 3), "26 + 14 is what 24 + 16 is"
+    assert race.lost(of(16, CELL), [28.0] * 3)
+    assert race.lost(of(64, CELL), [28.0] * 3), "with 14, the best of the other role, more than 40"
+    ledger.add([ok(of(16, CELL), 24.0)])
+    assert race.lost(Job(CELL, LaunchConfig(16, 128, 64, 1, 4, 2)), [26.0] * 3), "there is a faster one of its kind"
+
+
 def test_a_threshold_sees_microseconds() -> None:
     race = PrunerRace(ThresholdPruner(upper=50.0), Ledger([CELL]))
     assert race.lost(job(2), [51.0])
