@@ -50,7 +50,7 @@ from moeopt.suggest import suggest
 Array = NDArray[np.float64]
 
 # How fast a config's weight in the fit falls with its (squashed) excess over the best of its cell, the share of the
-# fastest configs that is fitted on, and the least share of the slow ones.
+# fastest configs that is fitted on, and of that the least for the slow ones.
 FALL, SHARE, LEAST = 0.25, 0.8, 0.2
 TREES = {
     "max_iter": 300, "learning_rate": 0.06, "max_leaf_nodes": 16, "max_depth": 6, "min_samples_leaf": 100,

@@ -1,11 +1,12 @@
 """How long a launch takes, from the launch config and a GPU's data sheet alone.
 
 Two parts. A formula: bytes and FLOPs per tile, programs per multiprocessor (occupancy), waves over the
-multiprocessors, pipeline depth, registers, DRAM and L2 traffic; its constants are round numbers of their kind, none
-is fitted. And, on the architecture that was recorded, a correction of its logarithm: boosted regression trees over
-what the formula knows of a launch, fitted on recordings (``benchmarks/costmodel.py`` fits and judges them). There is
-one fit for every recorded layer that leaves its recordings out, so that nothing is predicted from its own
-times. Good for ranking the configs of one cell, not for promising a time.
+multiprocessors, pipeline depth, registers, DRAM and L2 traffic; its constants are round numbers of their kind, and
+only the registers of a thread are fitted, on binaries. And, on the architecture that was recorded, a correction of its
+logarithm: boosted regression trees over what the formula knows of a launch, fitted on recordings
+(``benchmarks/costmodel.py`` fits and judges them). There is one fit for every recorded layer that leaves its
+recordings out, so that nothing is predicted from its own times. Good for ranking the configs of one cell, not
+for promising a time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _CORRECTED: Final = 9
 _MOST_CORRECTION: Final = 1.0
 _GROUP: Final = 3  # the column of GROUP_SIZE_M, which the formula does not know
 _DEPTH: Final = 6  # of a tree
+_ROWS: Final = 2**17  # for which trees are walked at once
 _NO_RATE_TFLOPS: Final = 100.0
 # Of an H200 with 16 cores: both roles of a config compile in 0.9 s (median, 15 processes).
 _COMPILE_S: Final = 0.9
@@ -142,7 +144,10 @@ def unpack_correction(packed: Mapping[str, NDArray[np.generic]]) -> Correction:
     roots = np.cumsum(sizes, dtype=np.int32) - sizes
     feature, left = packed["nodes"].astype(np.int32)
     threshold, value = packed["numbers"].astype(np.float32)
-    return Correction(roots, feature, threshold, left + np.repeat(roots, sizes), value)
+    arrays = (roots, feature, threshold, left + np.repeat(roots, sizes), value)
+    for array in arrays:
+        array.flags.writeable = False  # one is kept for all who ask
+    return Correction(*arrays)
 
 
 def pack_correction(correction: Correction) -> dict[str, NDArray[np.generic]]:
@@ -195,17 +200,24 @@ def predict_table_us(
         fields: Of :func:`config_fields`.
         corrected: See there.
     """
-    tiles, tile = np.unique(np.delete(fields, _GROUP, axis=1), axis=0, return_inverse=True)
-    tile = tile.ravel()
-    cells = [launch_parts(shape, gpu, role, m, np.insert(tiles, _GROUP, 1.0, axis=1)) for m in batch_sizes]
-    us = np.array([parts.us[tile] for parts in cells]).reshape(len(batch_sizes), len(fields))
-    if not corrected or gpu.compute_capability[0] != _CORRECTED or not us.size:
-        return us
-    features = [launch_features(shape, role, m, parts) for m, parts in zip(batch_sizes, cells, strict=True)]
-    of = (np.arange(len(cells))[:, None] * len(tiles) + tile).ravel()
-    group = np.tile(np.log2(fields[:, _GROUP]), len(cells))
-    found = load_correction(shape)(np.concatenate(features), of, group).reshape(us.shape)
-    return np.asarray(us * np.exp(np.clip(found, -_MOST_CORRECTION, _MOST_CORRECTION)))
+    rows, row = np.unique(fields, axis=0, return_inverse=True)
+    tiles, tile = np.unique(np.delete(rows, _GROUP, axis=1), axis=0, return_inverse=True)
+    row, tile, group = row.ravel(), tile.ravel(), np.log2(rows[:, _GROUP])
+    corrected = corrected and gpu.compute_capability[0] == _CORRECTED
+    us = np.empty((len(batch_sizes), len(rows)))
+    # The trees are walked for several batch sizes at once: fewer calls, but memory for all their rows.
+    at_once = max(1, _ROWS // max(len(rows), 1))
+    for first in range(0, len(batch_sizes), at_once):
+        some = batch_sizes[first : first + at_once]
+        cells = [launch_parts(shape, gpu, role, m, np.insert(tiles, _GROUP, 1.0, axis=1)) for m in some]
+        part: Array = np.array([parts.us[tile] for parts in cells])
+        if corrected:
+            features = [launch_features(shape, role, m, parts) for m, parts in zip(some, cells, strict=True)]
+            of = (np.arange(len(cells))[:, None] * len(tiles) + tile).ravel()
+            found = load_correction(shape)(np.concatenate(features), of, np.tile(group, len(cells)))
+            part = part * np.exp(np.clip(found.reshape(part.shape), -_MOST_CORRECTION, _MOST_CORRECTION))
+        us[first : first + at_once] = part
+    return us[:, row]
 
 
 def estimate_tune_seconds(
@@ -235,7 +247,7 @@ def estimate_tune_seconds(
     timing = 0.0
     for role in ROLES:
         for m in batch_sizes:
-            us = float(predict_us(shape, gpu, role, m, [typical])[0])
+            us = float(predict_us(shape, gpu, role, m, [typical], corrected=False)[0])
             timing += trials * (_TRIAL_S + _LAUNCHES * us * 1e-6)
     return float(_START_S + max(compiling, timing) + _UNHIDDEN * min(compiling, timing))
 
@@ -341,7 +353,8 @@ def launch_parts(
     steps = np.ceil(reduction / bk)
     programs = tiles_m * tiles_n
     launched = np.ceil(np.minimum(pairs + shape.num_experts * (bm - 1), pairs * bm) / bm) * tiles_n
-    valid = np.minimum(pairs / tiles_m, bm)
+    share = (shape.top_k - shape.shared_experts) / shape.ep_size + shape.shared_experts
+    valid = np.minimum(batch_size * share / tiles_m, bm)
 
     # Registers and shared memory decide how many programs a multiprocessor runs at a time.
     hopper = gpu.compute_capability[0] == 9

@@ -30,7 +30,7 @@ from moeopt.study import StudyKey, StudyStore, TrialWriter
 if TYPE_CHECKING:
     from moeopt.progress import TuneProgress
 
-# A change of the search that makes old runs not replayable raises this.
+# A change of the search, its recordings or the cost model's fits that makes old runs not replayable raises this.
 SEARCH_VERSION: Final = 5
 # Configs of the portfolio that are compiled ahead.
 HINTED: Final = 12

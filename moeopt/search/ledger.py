@@ -17,6 +17,9 @@ class Ledger:
         self.cells = tuple(cells)
         self._rows: dict[Cell, dict[LaunchConfig, Measurement]] = {cell: {} for cell in self.cells}
         self._incumbent: dict[Cell, Measurement] = {}
+        # Per cell and BLOCK_SIZE_M: the fastest timed in full, and the fastest timed at all.
+        self._full: dict[Cell, dict[int, _Ranked]] = {cell: {} for cell in self.cells}
+        self._timed: dict[Cell, dict[int, _Ranked]] = {cell: {} for cell in self.cells}
 
     def add(self, measurements: Iterable[Measurement]) -> None:
         """Takes measurements in; those of cells that are not tuned are dropped."""
@@ -27,9 +30,26 @@ class Ledger:
             old = rows.get(m.job.config)
             if old is None or (old.status != "ok" and m.status in ("ok", "raced_out")):
                 rows[m.job.config] = m
-                best = self._incumbent.get(m.job.cell)
-                if m.status == "ok" and m.us and (best is None or _rank(m) < _rank(best)):
-                    self._incumbent[m.job.cell] = m
+                self._keep_best(m)
+                if old is not None and old.us:  # what is now timed in full may have been the best raced out
+                    block = m.job.config.block_size_m
+                    self._timed[m.job.cell].pop(block, None)
+                    for other in rows.values():
+                        if other.job.config.block_size_m == block:
+                            self._keep_best(other)
+
+    def _keep_best(self, m: Measurement) -> None:
+        if not m.us or m.status not in ("ok", "raced_out"):
+            return
+        ranked, block = (_rank(m), m), m.job.config.block_size_m
+        for best in (self._timed, self._full) if m.status == "ok" else (self._timed,):
+            there = best[m.job.cell].get(block)
+            if there is None or ranked[0] < there[0]:
+                best[m.job.cell][block] = ranked
+        if m.status == "ok":
+            incumbent = self._incumbent.get(m.job.cell)
+            if incumbent is None or ranked[0] < _rank(incumbent):
+                self._incumbent[m.job.cell] = m
 
     def rows(self, cell: Cell) -> Mapping[LaunchConfig, Measurement]:
         """Everything known of a cell."""
@@ -62,29 +82,23 @@ class Ledger:
         size's best sum. Where the other role has not been timed with this BLOCK_SIZE_M, its best with any stands
         in, as it cannot get faster by being bound to one.
         """
-        block = job.config.block_size_m
-        mine = self.best_per_block(job.cell)
-        others = [c for c in self.cells if c.batch_size == job.cell.batch_size and c != job.cell]
-        if not others:
-            return min((m.median_us for m in mine.values()), default=None)
-        roles = [self.best_per_block(c, raced_out=True) for c in (job.cell, *others)]
-        sums = [sum(blocks[b].median_us for blocks in roles) for b in set.intersection(*map(set, roles))]
-        if not sums:
+        block, cells = job.config.block_size_m, [c for c in self.cells if c.batch_size == job.cell.batch_size]
+        mine = self._full.get(job.cell, {})
+        roles = [self._timed[c] for c in cells]
+        shared = set.intersection(*map(set, roles)) if job.cell in cells else set()
+        if not shared:
             return None
+        total = min(sum(times[b][0][0] for times in roles) for b in shared)
         rest = sum(
-            (blocks[block] if block in blocks else min(blocks.values(), key=_rank)).median_us for blocks in roles[1:]
+            times[block][0][0] if block in times else min(times.values())[0][0]
+            for cell, times in zip(cells, roles, strict=True)
+            if cell != job.cell
         )
-        return min(min(sums) - rest, mine[block].median_us if block in mine else math.inf)
+        return min(total - rest, mine[block][0][0] if block in mine else math.inf)
 
     def best_per_block(self, cell: Cell, *, raced_out: bool = False) -> dict[int, Measurement]:
         """For each BLOCK_SIZE_M, the fastest fully timed config of a cell, or the fastest timed at all."""
-        best: dict[int, tuple[tuple[float, LaunchConfig], Measurement]] = {}
-        for config, m in self._rows[cell].items():
-            if m.us and (m.status == "ok" or (raced_out and m.status == "raced_out")):
-                rank = _rank(m)
-                old = best.get(config.block_size_m)
-                if old is None or rank < old[0]:
-                    best[config.block_size_m] = (rank, m)
+        best = (self._timed if raced_out else self._full)[cell]
         return {block: m for block, (_, m) in sorted(best.items())}
 
     def choose(self, *, raced_out: bool = False) -> dict[int, dict[str, Measurement]]:
@@ -121,6 +135,9 @@ class Ledger:
 def _common(best: Mapping[Any, Mapping[int, Measurement]]) -> set[int]:
     """The BLOCK_SIZE_M that all roles have."""
     return set.intersection(*(set(blocks) for blocks in best.values())) if best else set()
+
+
+_Ranked = tuple[tuple[float, LaunchConfig], Measurement]
 
 
 def _rank(m: Measurement) -> tuple[float, LaunchConfig]:

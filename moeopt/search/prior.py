@@ -1,7 +1,7 @@
 """What is expected of every config in every cell before anything is timed.
 
-The cost model's time, corrected where there are recordings of the architecture; and which configs tend to be off
-together, from what its formula misses in recordings of other shapes.
+The cost model's time, corrected where there are recordings to learn from and the architecture is theirs; and which
+configs tend to be off together, from what its formula misses in recordings of other shapes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Prior:
     misses: _Misses | None
 
     def basis(self, configs: Ints) -> Floats:
-        """Vectors whose products are the covariance, between configs, of what the mean misses in a cell.
+        """Vectors whose products are the covariance, between configs, of what the formula misses in a cell.
 
         Up to a level, which is taken out over the configs that are asked for.
 

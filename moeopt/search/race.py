@@ -44,7 +44,9 @@ class PrunerRace:
                 return False
             if to_beat is None:  # nobody knows yet what the other role makes of this BLOCK_SIZE_M
                 return self._pruner.lost(rounds[:1], incumbent.us)
-            return self._pruner.lost(rounds, [us * to_beat / incumbent.median_us for us in incumbent.us])
+            # Who is faster than the cell's best is timed in full, whatever the other role has been timed with so far.
+            slower = max(to_beat / incumbent.median_us, 1.0)
+            return self._pruner.lost(rounds, [us * slower for us in incumbent.us])
         trial = self._running.get(job)
         if trial is None:
             trial = self._running[job] = self._study(job.cell).ask()

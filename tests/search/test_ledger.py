@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from moeopt.measure.base import Cell, Failure, Job, Measurement
 from moeopt.search.ledger import Ledger
 from moeopt.space import LaunchConfig
@@ -73,3 +75,21 @@ def test_ties_go_to_the_smaller_config_whatever_the_order() -> None:
         ledger.add(order)
         assert ledger.incumbent(UP).job.config == config(16)  # type: ignore[union-attr]
         assert ledger.choose()[8]["up"].job.config == config(16)
+
+
+def test_the_best_of_each_block_is_kept_as_rows_come_and_change() -> None:
+    rng = random.Random(3)
+    ledger = Ledger([UP])
+    for _ in range(300):
+        config = LaunchConfig(rng.choice((16, 32, 64)), 64, 64, 1, 4, rng.randint(2, 9))
+        status = rng.choice(("ok", "raced_out", "failed"))
+        us = (rng.choice((5.0, 6.0, 7.0)) + rng.random(),) if status != "failed" else ()
+        ledger.add([Measurement(Job(UP, config), status, us=us)])
+        for raced_out in (False, True):
+            wanted = ("ok", "raced_out") if raced_out else ("ok",)
+            there = [m for m in ledger.rows(UP).values() if m.status in wanted]
+            expected = {
+                block: min((m for m in there if m.job.config.block_size_m == block), key=lambda m: m.median_us)
+                for block in {m.job.config.block_size_m for m in there}
+            }
+            assert ledger.best_per_block(UP, raced_out=raced_out) == expected

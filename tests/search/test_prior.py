@@ -48,7 +48,7 @@ def test_the_formula_ranks_configs_it_never_saw(bf16: Landscape, fp8: Landscape)
         assert min(found) > 0.5
 
 
-def test_with_recordings_of_other_shapes_the_ranks_are_better(bf16: Landscape, fp8: Landscape) -> None:
+def test_the_shipped_fit_of_other_shapes_makes_better_ranks(bf16: Landscape, fp8: Landscape) -> None:
     for landscape, other in ((bf16, fp8), (fp8, bf16)):
         arguments = (landscape.shape, landscape.gpu, landscape.cells, landscape.table)
         alone, taught = make_prior(*arguments), make_prior(*arguments, (other,))

@@ -68,3 +68,19 @@ def test_a_foreign_pruner_learns_from_what_is_told_raced_or_not() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not race.lost(job(7), [10.0])
+
+
+def test_the_fastest_of_a_cell_is_never_raced_out() -> None:
+    def of(block: int, cell: Cell) -> Job:
+        return Job(cell, LaunchConfig(block, 64, 64, 1, 4, 2))
+
+    ledger = Ledger([CELL, OTHER])
+    ledger.add([ok(of(32, CELL), 24.0), ok(of(32, OTHER), 16.0), ok(of(64, OTHER), 50.0)])
+    race = PrunerRace(RacingPruner(), ledger)
+    assert ledger.to_beat(of(64, CELL)) == -10.0
+    assert not race.lost(of(64, CELL), [20.0] * 3), "the next down of 64 may be fast"
+    assert race.lost(of(64, CELL), [28.0] * 3)
+
+
+def test_a_cell_that_is_not_tuned_has_no_race() -> None:
+    assert not PrunerRace(RacingPruner(), Ledger([CELL])).lost(job(2, OTHER), [1.0])
