@@ -30,6 +30,7 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from moeopt.costmodel import (
+    DEPTH,
     EVERYTHING,
     FITTED,
     Correction,
@@ -53,7 +54,7 @@ Array = NDArray[np.float64]
 # fastest configs that is fitted on, and of that the least for the slow ones.
 FALL, SHARE, LEAST = 0.25, 0.8, 0.2
 TREES = {
-    "max_iter": 150, "learning_rate": 0.12, "max_leaf_nodes": 16, "max_depth": 6, "min_samples_leaf": 100,
+    "max_iter": 150, "learning_rate": 0.12, "max_leaf_nodes": 16, "max_depth": DEPTH, "min_samples_leaf": 100,
     "l2_regularization": 5.0, "max_features": 0.5, "early_stopping": False,
 }  # fmt: skip
 SHRINK = 0.9

@@ -39,11 +39,10 @@ _GROUPED_PER_WEIGHT: Final = (1.2, 0.7)
 _MOST_REGISTERS: Final = 255
 _HOPPER_MMA: Final = 0.62
 # All recordings are of this compute capability, and what the formula misses there is of its tensor cores: on
-# SM120 parts a correction moved upstream's tuned choices back.
+# SM120 parts a linear correction moved upstream's tuned choices back; these trees were not tried there.
 _CORRECTED: Final = 9
 _MOST_CORRECTION: Final = 1.0
 _GROUP: Final = 3  # the column of GROUP_SIZE_M, which the formula does not know
-_DEPTH: Final = 6  # of a tree
 _ROWS: Final = 2**17  # for which trees are walked at once
 _NO_RATE_TFLOPS: Final = 100.0
 # Of an H200 with 16 cores: both roles of a config compile in 0.9 s (median, 15 processes).
@@ -70,6 +69,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
 FITTED: Final = "costmodel.npz"
 EVERYTHING: Final = "all"  # the fit that leaves nothing out
 FEATURES: Final = 22
+DEPTH: Final = 6  # of a tree, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Correction:
         out = np.zeros(len(features))
         for root in roots:
             node = np.full(len(features), root, dtype=np.int32)
-            for _ in range(_DEPTH):
+            for _ in range(DEPTH):
                 asked = flat.take(start.take(node) + rows)
                 node = self.left.take(node) + (asked > self.threshold.take(node))
             out += self.value.take(node)
@@ -321,14 +321,7 @@ class LaunchParts:
     steps: Array
 
 
-def launch_parts(
-    shape: MoEShape,
-    gpu: GpuSpec,
-    role: Role,
-    batch_size: int,
-    fields: Array,
-    k: Mapping[str, float] = CONSTANTS,
-) -> LaunchParts:
+def launch_parts(shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, fields: Array) -> LaunchParts:
     """The formula.
 
     Args:
@@ -337,8 +330,8 @@ def launch_parts(
         role: Which projection.
         batch_size: Tokens.
         fields: Of :func:`config_fields`.
-        k: Its constants.
     """
+    k = CONSTANTS
     bm, bn, bk, _, warps, stages, maxnreg = fields.T
     spec = DTYPES[shape.dtype]
     a_bytes, w_bytes = spec.activation_bits / 8, spec.weight_bits / 8

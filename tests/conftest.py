@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ GRID = {
     "num_stages": (2, 3),
 }
 BATCH_SIZES = (1, 16, 64)
+
+
+# A shell starts what it puts in the background with SIGINT ignored, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

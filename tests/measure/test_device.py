@@ -229,8 +229,7 @@ def test_the_end_of_the_parent_leaves_no_worker(path: Path, tmp_path: Path, how:
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(f"""
-            import signal, sys
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+            import sys
             sys.path[:0] = {[str(Path(__file__).parent)]!r}
             from pathlib import Path
             from moeopt.measure.base import Cell, Job, never_stop
