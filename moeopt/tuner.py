@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from moeopt.progress import TuneProgress
 
 # A change of the search, its recordings or the cost model's fits that makes old runs not replayable raises this.
-SEARCH_VERSION: Final = 6
+SEARCH_VERSION: Final = 7
 # Configs of the portfolio that are compiled ahead.
 HINTED: Final = 12
 

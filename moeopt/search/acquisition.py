@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,11 +58,24 @@ class Shortlist:
         self.current = np.minimum(self.current, self.samples[position])
 
 
-def sample(mean: Floats, covariance: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Samples of a normal distribution, float64 [len(mean), count]; half of them mirror the others."""
+def sample(mean: Floats, covariance: Floats, count: int, rng: np.random.Generator, freedom: float = math.inf) -> Floats:
+    """Samples of a multivariate normal or Student's t distribution; half of them mirror the others.
+
+    Args:
+        mean: float64 [n].
+        covariance: float64 [n, n]; of a t distribution the scale matrix, which is less than its covariance.
+        count: How many, an even number.
+        rng: Where they come from.
+        freedom: Degrees of freedom of a t distribution; infinite for a normal one.
+
+    Returns:
+        float64 [n, count].
+    """
     size = len(mean)
     values, vectors = np.linalg.eigh(covariance)
     noise = rng.standard_normal((size, count // 2))
+    if math.isfinite(freedom):  # one scale for all of a sample: unsure is how far the whole model is off
+        noise *= np.sqrt(freedom / rng.chisquare(freedom, count // 2))
     noise = np.concatenate([noise, -noise], axis=1)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     return np.asarray(mean[:, None] + root @ noise)

@@ -40,6 +40,9 @@ class LatticeOptions:
         compile_cost: Gain in the first generation that is worth compiling one more config.
         shortlist: Configs per cell whose covariance is looked at.
         samples: Of the surrogate, per config.
+        tails_from: Configs tried in a cell from which on the surrogate is taken to be off as Student's t
+            distribution is, not the normal one: what it is sure is slow gets a chance. Earlier there is better to do.
+        freedom: Degrees of freedom of that. On recordings its errors, in its standard deviations, are as of 7.
         fit_at: Generations before which the hyperparameters are fitted.
         enough: A cell with less expected improvement than this is left alone. At 0.005 the regret on recordings
             is three times as large (benchmarks/results/search.md), so it is off.
@@ -59,6 +62,8 @@ class LatticeOptions:
     compile_cost: float = 0.004
     shortlist: int = 32
     samples: int = 256
+    tails_from: int = 12
+    freedom: float = 5.0
     fit_at: tuple[int, ...] = (1, 3)
     enough: float = 0.0
     roofline: float = 0.98
@@ -218,12 +223,14 @@ class LatticeStrategy(Strategy):
             if not len(configs):
                 continue
             target = targets[cell][self._block[configs]]
+            late = len(self.ledger.rows(self._cells[cell])) >= self.options.tails_from
+            freedom = self.options.freedom if late else math.inf
             out.append(
                 Shortlist(
                     cell=cell,
                     configs=configs,
                     samples=sample(
-                        state.mean[cell, configs] - target, covariances[cell], self.options.samples, self._rng
+                        state.mean[cell, configs] - target, covariances[cell], self.options.samples, self._rng, freedom
                     ),
                     weight=np.exp(np.minimum(target, 0.0)) * state.share[cell] * state.compiles(configs),
                     current=np.full(self.options.samples, 0.0 if state.begun[cell] else _UNKNOWN),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from moeopt.search.acquisition import Shortlist, pick, sample
 from moeopt.search.failures import chance_to_compile
@@ -26,6 +27,28 @@ def test_samples_have_the_mean_and_covariance() -> None:
 def test_a_singular_covariance_is_fine() -> None:
     values = sample(np.zeros(3), np.ones((3, 3)), 100, np.random.default_rng(0))
     np.testing.assert_allclose(values[0], values[1], atol=1e-6)
+
+
+def test_students_t_has_heavier_tails_and_the_same_middle() -> None:
+    covariance = np.array([[0.04, 0.03], [0.03, 0.09]])
+    mean = np.array([0.1, -0.2])
+    values = sample(mean, covariance, 40_000, np.random.default_rng(0), freedom=5.0)
+    np.testing.assert_allclose(values.mean(axis=1), mean, atol=1e-12)
+    np.testing.assert_allclose(np.cov(values), covariance * 5 / 3, rtol=0.1)  # freedom / (freedom - 2)
+    beyond = np.abs(values[0] - 0.1) > 4 * 0.2
+    expected = 2 * scipy.stats.t(5).sf(4.0)  # 0.0103; of a normal distribution 0.00006
+    assert beyond.mean() == pytest.approx(expected, rel=0.25)
+
+
+def test_what_the_model_is_sure_of_gets_a_chance_with_heavy_tails() -> None:
+    mean, covariance = np.array([0.001, 0.21]), np.diag([1e-8, 0.06**2])  # nothing new, and 3.5 deviations slower
+
+    def gains(freedom: float) -> np.ndarray:
+        samples = sample(mean, covariance, 256, np.random.default_rng(0), freedom)
+        return Shortlist(0, np.arange(2), samples, np.ones(2), np.zeros(256), 1).gains()
+
+    assert gains(np.inf)[1] == 0.0
+    assert gains(5.0)[1] > 0.0
 
 
 def test_the_greatest_expected_improvement_is_picked() -> None:
