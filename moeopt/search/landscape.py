@@ -87,7 +87,7 @@ class Landscape:
 def load_landscapes(
     directory: Path | None = None, *, exclude_shape: MoEShape | None = None, exclude_gpu: str | None = None
 ) -> tuple[Landscape, ...]:
-    """The recordings of a directory, by file name.
+    """The recordings of a directory, by file name; not those in folders of it, as ``held-out`` is.
 
     Args:
         directory: By default the recordings that moeopt ships.

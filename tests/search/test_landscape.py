@@ -28,6 +28,12 @@ def test_medians_of_a_recording(tiny_recording: Callable[..., Path]) -> None:
             assert landscape.us[1, column[config]] == np.float32(np.median(row.roles["up"].us[16]))
 
 
+def test_nothing_is_learned_from_the_held_out_recordings() -> None:
+    held_out = sorted((RECORDINGS / "held-out").glob("*.jsonl.gz"))
+    assert len(held_out) == 5
+    assert not {Recording.load(path).shape for path in held_out} & {x.shape for x in load_landscapes()}
+
+
 def test_the_shape_that_is_tuned_is_left_out(tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny_recording()
     shape = Recording.load(path).shape
