@@ -40,9 +40,9 @@ class LatticeOptions:
         compile_cost: Gain in the first generation that is worth compiling one more config.
         shortlist: Configs per cell whose covariance is looked at.
         samples: Of the surrogate, per config.
-        tails_from: Configs tried in a cell from which on the surrogate is taken to be off as Student's t
-            distribution is, not the normal one: what it is sure is slow gets a chance. Earlier there is better to do.
-        freedom: Degrees of freedom of that. On recordings its errors, in its standard deviations, are as of 7.
+        tails_from: Configs tried in a cell from which on the surrogate is sampled from Student's t distribution, not
+            the normal one: what it is sure is slow gets a chance. Earlier there is better to do.
+        freedom: Degrees of freedom of that distribution; infinite for the normal one throughout.
         fit_at: Generations before which the hyperparameters are fitted.
         enough: A cell with less expected improvement than this is left alone. At 0.005 the regret on recordings
             is three times as large (benchmarks/results/search.md), so it is off.
