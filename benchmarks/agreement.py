@@ -40,12 +40,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.gpu_run import RESULTS, Binary, compile_ahead, machine_facts, table, write_json
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Cell, Job
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.measure.base import Cell, Job
 from moeopt.measure.bench import CudaBench
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 BAR: Final = 0.02
 LONG_US: Final = 50.0

@@ -2,7 +2,7 @@
 
     python benchmarks/compile_grid.py tests/data/resources --kernel builtin --capability 12.0 --capability 9.0
 
-Writes one file per (kernel, Triton version, compute capability, scheme) that tests/test_resources_exact.py
+Writes one file per (kernel, Triton version, compute capability, scheme) that tests/core/test_limits_exact.py
 holds the rule of moeopt/resources.py against; what a file holds already is not compiled again. Compiling
 ends where shared memory is allocated, which is 5 to 10 times faster than going on to a binary and gives
 the very number: configs over every GPU's limit, which take the compiler longest, are counted, too.
@@ -28,12 +28,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from moeopt.compile import CompilePool
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.provenance import KernelKey
+from moeopt.core.shape import ROLES, MoEShape, Role
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Resources
 from moeopt.kernels import get_kernel
-from moeopt.kernels.base import KernelKey, MoEKernel
-from moeopt.measure.base import Resources
-from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.kernels.base import MoEKernel
 
 SHAPES = {
     "bf16": MoEShape(256, 8, 3072, 256),

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_run import RESULTS, Binary, compile_ahead, machine_facts, table, write_json
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.errors import DeviceError, MoeoptError, UnsupportedShapeError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.base import MoEKernel
-from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig
 
 CONFIGS = (LaunchConfig(16, 64, 64, 1, 4, 3), LaunchConfig(64, 128, 64, 16, 4, 3), LaunchConfig(32, 32, 128, 4, 4, 2))
 _MIB = 1024**2

@@ -29,7 +29,10 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from moeopt.costmodel import (
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape, Role
+from moeopt.costmodel.model import (
     DEPTH,
     EVERYTHING,
     FITTED,
@@ -39,14 +42,11 @@ from moeopt.costmodel import (
     pack_correction,
     predict_us,
 )
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.defaults import engine_default
-from moeopt.measure.recording import Recording
+from moeopt.recordings.format import Recording
+from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.features import squash
-from moeopt.search.landscape import Landscape, load_landscapes
-from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig
-from moeopt.suggest import suggest
+from moeopt.tuning.suggest import suggest
 
 Array = NDArray[np.float64]
 
@@ -312,7 +312,7 @@ def main() -> None:
     if options.fit == bool(options.recordings):
         parser.error("give recordings to judge by, or --fit")
     if options.fit:
-        write_fits(load_landscapes(), Path(__file__).resolve().parents[1] / "moeopt" / FITTED)
+        write_fits(load_landscapes(), Path(__file__).resolve().parents[1] / "moeopt" / "costmodel" / FITTED)
         return
     rows, suggestions = [], []
     for path in options.recordings:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moeopt.measure.base import Cell, Job
-from moeopt.pruners import RacingPruner
+from moeopt.core.config import CONFIG_KEYS, LaunchConfig
+from moeopt.core.trial import Cell, Job
+from moeopt.search.pruner import RacingPruner
 from moeopt.search.strategy import SearchProblem, Strategy
-from moeopt.space import CONFIG_KEYS, LaunchConfig
 
 
 class CoordinateDescent(Strategy):

@@ -15,10 +15,10 @@ from typing import Any
 
 import joblib
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
 from moeopt.kernels.base import MoEKernel
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 RESULTS = Path(__file__).parent / "results"
 

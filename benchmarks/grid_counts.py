@@ -30,14 +30,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.compile_grid import SHAPES, PatientPool
-from moeopt.compile.survey import TIMEOUT, Survey
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.limits import illegal_reason
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
+from moeopt.core.space import SearchSpace
 from moeopt.errors import UnsupportedShapeError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels import get_kernel
 from moeopt.kernels.base import MoEKernel
-from moeopt.resources import illegal_reason
-from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.recordings.compile_sweep import TIMEOUT, Survey
 
 ROOT = Path(__file__).resolve().parents[1]
 RESOURCES = ROOT / "tests" / "data" / "resources"

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_run import RESULTS, Binary, compile_ahead, machine_facts, table, write_json
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.errors import MoeoptError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.base import MoEKernel
-from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig
 
 GEOMEAN_BAR, WORST_BAR = 1.02, 1.10
 SHAPES = {

@@ -25,15 +25,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.descent import CoordinateDescent
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.measure.recording import RecordedDevice, Recording
-from moeopt.search.landscape import Landscape, load_landscapes
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import ROLES
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Job, Measurement
+from moeopt.recordings.device import RecordedDevice
+from moeopt.recordings.format import Recording
+from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.lattice import LatticeOptions, LatticeStrategy
 from moeopt.search.ledger import Ledger
 from moeopt.search.optuna_strategy import OptunaStrategy
 from moeopt.search.strategy import SearchProblem, Strategy
-from moeopt.shape import ROLES
-from moeopt.space import LaunchConfig, SearchSpace
 
 RECORDINGS = Path(__file__).parent.parent / "studies" / "recordings"
 

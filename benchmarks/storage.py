@@ -27,14 +27,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_run import machine_facts  # noqa: E402
-from moeopt.measure.base import Cell, Job, Measurement, Resources  # noqa: E402
-from moeopt.measure.recording import RecordedDevice, Recording  # noqa: E402
-from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape  # noqa: E402
-from moeopt.space import SearchSpace  # noqa: E402
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape  # noqa: E402
+from moeopt.core.space import SearchSpace  # noqa: E402
+from moeopt.core.trial import Cell, Job, Measurement, Resources  # noqa: E402
+from moeopt.distributed.board import job_board  # noqa: E402
+from moeopt.distributed.shared import SharedDevice  # noqa: E402
+from moeopt.recordings.device import RecordedDevice  # noqa: E402
+from moeopt.recordings.format import Recording  # noqa: E402
 from moeopt.storage.codec import TrialContext, encode  # noqa: E402
 from moeopt.storage.journal import _frozen  # noqa: E402
-from moeopt.storage.shared import SharedDevice  # noqa: E402
-from moeopt.study import StudyKey, StudyStore  # noqa: E402
+from moeopt.storage.store import StudyKey, StudyStore  # noqa: E402
 from tests.storage.mariadb import MariaServer  # noqa: E402
 from tests.storage.server import PostgresServer  # noqa: E402
 
@@ -121,7 +123,7 @@ def workers_at_once(url: str, workers: int, jobs: int) -> dict[str, float | int]
         for _ in range(workers):
             process.stdout.readline()
         time.sleep(8)  # all have opened the database
-        board = store.job_board(key)
+        board = job_board(store, key)
         context = TrialContext(device.shape)
         begin = time.perf_counter()
         with SharedDevice(device, board, "bench", 0, lambda cell: context, lambda job: None) as shared:

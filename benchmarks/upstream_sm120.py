@@ -29,16 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.compile_grid import PatientPool
 from benchmarks.costmodel import commit
-from moeopt.costmodel import predict_us
+from moeopt.core.config import LaunchConfig
+from moeopt.core.limits import illegal_reason
+from moeopt.core.shape import ROLES, Role
+from moeopt.core.space import SearchSpace
+from moeopt.costmodel.model import predict_us
 from moeopt.kernels.base import MoEKernel
 from moeopt.kernels.defaults import engine_default
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.vllm import VllmKernel
-from moeopt.resources import illegal_reason
-from moeopt.shape import ROLES, Role
-from moeopt.space import LaunchConfig, SearchSpace
-from tests.engines import SGLANG, VLLM, engine_source
 from tests.sm120_files import ShippedFile, shipped_files
+from tests.wheels import SGLANG, VLLM, engine_source
 
 
 @dataclass

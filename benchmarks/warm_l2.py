@@ -14,10 +14,12 @@ import random
 from pathlib import Path
 
 from benchmarks.gpu_run import RESULTS, machine_facts, table, write_json
-from moeopt.devices import DeviceOptions, open_device
-from moeopt.measure.base import Cell, Job
-from moeopt.shape import ROLES, MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import ROLES, MoEShape
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Job
+from moeopt.devices import open_device
+from moeopt.measure.options import DeviceOptions
 
 
 def main() -> None:

@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_run import RESULTS, machine_facts, table, write_json
-from moeopt.gpu import GpuSpec
-from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
-from moeopt.space import SearchSpace
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
+from moeopt.core.space import SearchSpace
 
 # The shape that is tuned cold, the one that is tuned with its cache, and the bar of the cold run in seconds.
 SHAPES: dict[str, tuple[MoEShape, MoEShape, float]] = {
@@ -134,10 +134,11 @@ def part_tune(args: argparse.Namespace, shape: MoEShape, name: str) -> dict[str,
         spent[what] = time.monotonic() - start
         return value
 
-    from moeopt.devices import DeviceOptions, open_device
-    from moeopt.options import TuneOptions
-    from moeopt.study import StudyStore
-    from moeopt.tuner import Tuner
+    from moeopt.devices import open_device
+    from moeopt.measure.options import DeviceOptions
+    from moeopt.storage.store import StudyStore
+    from moeopt.tuning.options import TuneOptions
+    from moeopt.tuning.tuner import Tuner
 
     # This file's own imports are moeopt's, too: what has passed is Python's start and the import.
     spent["python and import"] = time.time() - born

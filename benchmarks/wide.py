@@ -22,14 +22,17 @@ from typing import Any
 import moeopt
 from benchmarks.gpu_run import RESULTS, machine_facts, table, write_json
 from benchmarks.whole_tune import SHAPES
-from moeopt.devices import DeviceOptions, open_device
-from moeopt.finalists import find_finalists, time_finalists, with_finals
-from moeopt.measure.base import Cell, Device, Job
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import ROLES
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Job
+from moeopt.devices import open_device
+from moeopt.measure.base import Device
+from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
 from moeopt.search.ledger import Ledger
-from moeopt.shape import ROLES
-from moeopt.space import LaunchConfig, SearchSpace
-from moeopt.verify import DEFAULT_PASSES, Row, Verification, default_table, verify
+from moeopt.tuning.finalists import find_finalists, time_finalists, with_finals
+from moeopt.tuning.verify import DEFAULT_PASSES, Row, Verification, default_table, verify
 
 # Best joint configs of the walk that are timed again.
 JOINT_FINALISTS = 3

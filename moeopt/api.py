@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, get_args
 
-from moeopt.assemble import Mode
-from moeopt.devices import DeviceOptions, open_device
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape, check_batch_sizes
+from moeopt.core.trial import Mode
+from moeopt.devices import open_device
+from moeopt.distributed.board import share
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
-from moeopt.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
-from moeopt.progress import TuneProgress
+from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
-from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape, check_batch_sizes
-from moeopt.stored import load_result
-from moeopt.study import StudyStore
-from moeopt.tuner import Tuner
+from moeopt.storage.store import StudyStore
+from moeopt.tuning.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
+from moeopt.tuning.progress import TuneProgress
+from moeopt.tuning.stored import load_result
+from moeopt.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -92,10 +94,11 @@ def tune(
                 sampler=sampler,
                 pruner=pruner,
             ),
+            share=share,
         )
         if progress:
             tuner.progress = stack.enter_context(TuneProgress(trials * len(tuner.cells)))
-        result = tuner.run()
+        result = TuneResult.of(tuner.run())
     if tuner.interrupted:
         raise KeyboardInterrupt
     return result
@@ -139,4 +142,4 @@ def load(
                 f"{store.display} holds {len(found)} results that fit ({lines}): give a shape, a mode, "
                 "or a key, which stands last"
             )
-        return load_result(store, found[0].key)
+        return TuneResult.of(load_result(store, found[0].key))

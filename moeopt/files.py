@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from pathlib import Path
 
 from moeopt.errors import ExportError
-from moeopt.export.write import write_atomically
+
+logger = logging.getLogger(__name__)
 
 
 def write_file(path: Path, text: str) -> None:
@@ -52,3 +55,34 @@ def check_writable(directory: Path) -> None:
         raise ExportError(f"{directory} cannot be written ({there} is no directory): give another one")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ExportError(f"{directory} cannot be written (no permission in {there}): give another one")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes through a temporary file in the same directory; a crash leaves the old file.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_directory(path.parent)
+    logger.info("wrote %s", path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network file systems refuse to sync a directory; the file itself is synced
+        logger.debug("%s cannot be synced", directory)
+    finally:
+        os.close(descriptor)

@@ -2,186 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from moeopt.errors import ExportError, InvalidInputError
-from moeopt.files import write_file
-from moeopt.measure.base import Cell, DeviceInfo
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
+from moeopt.core.shape import Role
+from moeopt.core.trial import Cell
+from moeopt.errors import InvalidInputError
+from moeopt.tuning.outcome import Outcome
 
 if TYPE_CHECKING:
     import optuna
-    import pandas
-
-    from moeopt.study import StudyKey
 
 
-@dataclass(frozen=True, slots=True)
-class RoleResult:
-    """The best config of one projection at one batch size.
+class TuneResult(Outcome):
+    """The best configs of a shape, per batch size: to look at, to export, to open in Optuna, to draw."""
 
-    Attributes:
-        config: How to launch.
-        us: Median microseconds per launch.
-        measured: Configs timed for this (batch size, role), from the database or now.
-        default_us: The engine's default config, measured on the same device, or None.
-        roofline_us: Microseconds at the GPU's measured memory and matmul rates, or None. The rates are those of
-            large copies, sums and products: on an H200 the best configs came within 1 to 4 % of them.
-    """
-
-    config: LaunchConfig
-    us: float
-    measured: int
-    default_us: float | None = None
-    roofline_us: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """The best launch of the layer at one batch size: both projections.
-
-    Attributes:
-        batch_size: Tokens in one forward pass.
-        up: Gate and up projection.
-        down: Down projection. In joint mode the config is up's.
-        joint_config: The best config that was timed for both projections, or None where there is none.
-        joint_us: Both projections with it.
-    """
-
-    batch_size: int
-    up: RoleResult
-    down: RoleResult
-    joint_config: LaunchConfig | None = None
-    joint_us: float | None = None
-
-    @property
-    def total_us(self) -> float:
-        """Both projections together."""
-        return self.up.us + self.down.us
-
-    @property
-    def default_us(self) -> float | None:
-        """Both projections with the engine's default config, or None."""
-        if self.up.default_us is None or self.down.default_us is None:
-            return None
-        return self.up.default_us + self.down.default_us
-
-    @property
-    def roofline_us(self) -> float | None:
-        """Both projections at the roofline, or None."""
-        if self.up.roofline_us is None or self.down.roofline_us is None:
-            return None
-        return self.up.roofline_us + self.down.roofline_us
-
-    @property
-    def speedup(self) -> float | None:
-        """Default time over tuned time, or None where the default is not known."""
-        return self.default_us / self.total_us if self.default_us is not None else None
-
-    @property
-    def roofline_fraction(self) -> float | None:
-        """Roofline time over tuned time (1 is the roofline), or None."""
-        return self.roofline_us / self.total_us if self.roofline_us is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many configs went which way in this run.
-
-    Attributes:
-        space: Configs of the space.
-        infeasible: Of these, over the GPU's limits: never compiled.
-        compiled: (config, role) pairs that compiled.
-        rejected: Compiled, but never launched because of their resources.
-        measured: (config, batch size, role) that were timed, in full or in part.
-        raced_out: Of the measured, those stopped early.
-        failed: (config, batch size, role) without a time: compile, runtime, correctness, timeout.
-        unique_compiled: Distinct configs that were compiled.
-        resumed: (config, batch size, role) that came from the database and were not timed again.
-        reasons: Failures by reason.
-    """
-
-    space: int = 0
-    infeasible: int = 0
-    compiled: int = 0
-    rejected: int = 0
-    measured: int = 0
-    raced_out: int = 0
-    failed: int = 0
-    unique_compiled: int = 0
-    resumed: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping."""
-        return {
-            name: (dict(value) if name == "reasons" else value)
-            for name in self.__dataclass_fields__
-            for value in (getattr(self, name),)
-        }
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """The best configs of a shape, per batch size.
-
-    Attributes:
-        shape: The layer.
-        gpu: Name of the GPU that its times are of.
-        info: Kernel, versions, routing, and whether the times are replayed.
-        mode: ``split`` or ``joint``.
-        space: Name of the search space.
-        seed: Of the search, or None where results were loaded.
-        wall_s: Seconds the run took.
-        rows: Per batch size.
-        counts: What happened to the configs in this run.
-        notes: Plain sentences that a user must see (a timeout, another kernel than the engine's, ...).
-        timings: Seconds of the run by part (search, measure, storage, ...).
-    """
-
-    shape: MoEShape
-    gpu: str
-    info: DeviceInfo
-    mode: Literal["split", "joint"]
-    space: str
-    seed: int | None
-    wall_s: float
-    rows: Mapping[int, BatchResult]
-    counts: Counts
-    notes: tuple[str, ...] = ()
-    timings: Mapping[str, float] = field(default_factory=dict)
-    storage: str | None = field(default=None, repr=False, compare=False)
-    key: StudyKey | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The tuned batch sizes, ascending."""
-        return tuple(sorted(self.rows))
-
-    def best(self, batch_size: int) -> BatchResult:
-        """The best launch for one batch size.
-
-        Raises:
-            InvalidInputError: The batch size was not tuned.
-        """
-        row = self.rows.get(batch_size)
-        if row is None:
-            raise InvalidInputError(
-                f"batch size {batch_size} was not tuned: tuned are {', '.join(map(str, self.batch_sizes))}"
-            )
-        return row
-
-    def geomean_speedup(self) -> float | None:
-        """Geometric mean over batch sizes of default over tuned time, or None where no default is known."""
-        known = [row.speedup for row in self.rows.values() if row.speedup is not None]
-        return math.exp(sum(map(math.log, known)) / len(known)) if known else None
+    @classmethod
+    def of(cls, outcome: Outcome) -> TuneResult:
+        """The outcome of a tune, or of a database that was read, with what can be done with it."""
+        return cls(**{field.name: getattr(outcome, field.name) for field in fields(outcome)})
 
     def export(self, engine: str, directory: str | os.PathLike[str], *, replace: bool = False) -> list[Path]:
         """Writes the config files that an engine reads.
@@ -205,111 +46,18 @@ class TuneResult:
             engine, Path(directory), self.shape, self.gpu, self.info.triton, up, down, replace=replace
         )
 
-    def configs_for(self, engine: str) -> tuple[dict[int, LaunchConfig], dict[int, LaunchConfig] | None]:
-        """The configs that an engine's files hold: batch size -> up, and down or None where one serves both.
-
-        Raises:
-            ExportError: There are none that the engine can use.
-        """
-        if not self.rows:
-            raise ExportError("nothing to export: no batch size has a timed config yet")
-        up = {m: row.up.config for m, row in self.rows.items()}
-        down = {m: row.down.config for m, row in self.rows.items()} if self.mode == "split" else None
-        if engine == "vllm" and self.mode == "split":
-            up, down = {m: row.joint_config for m, row in self.rows.items() if row.joint_config is not None}, None
-            if not up:
-                raise ExportError("no config was timed for both projections, which vLLM needs: tune with --mode joint")
-        return up, down
-
-    def left_out(self, engine: str) -> str:
-        """One line on the tuned batch sizes that an engine's file cannot hold; empty where it holds all."""
-        up, _ = self.configs_for(engine)
-        missing = [m for m in self.batch_sizes if m not in up]
-        if not missing:
-            return ""
-        return (
-            f"no config was timed for both projections at batch size {', '.join(map(str, missing))}, which {engine} "
-            "needs: tune with --mode joint"
-        )
-
     def study(self, role: Role | Literal["joint"], batch_size: int) -> optuna.Study:
         """The Optuna study of one (role, batch size): Optuna's own functions work on it.
 
         Raises:
             InvalidInputError: The result has no study database, or the cell was not tuned.
         """
-        from moeopt.study import StudyStore
+        from moeopt.storage.store import StudyStore
 
         if self.storage is None or self.key is None:
             raise InvalidInputError("this result has no study database: tune with a storage to keep one")
         self.best(batch_size)
         return StudyStore(self.storage, create=False).optuna_study(self.key, Cell(role, batch_size))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The mapping that ``moeopt tune --json`` writes."""
-        return {
-            "shape": self.shape.to_dict(),
-            "gpu": self.gpu,
-            "kernel": " ".join(filter(None, (self.info.kernel, self.info.kernel_version))),
-            "mode": self.mode,
-            "space": self.space,
-            "seed": self.seed,
-            "recorded": self.info.recorded,
-            "routing": self.info.routing,
-            "triton": self.info.triton,
-            "wall_s": round(self.wall_s, 3),
-            "batch_sizes": {
-                str(m): {
-                    "up": _role(row.up),
-                    "down": _role(row.down),
-                    "total_us": row.total_us,
-                    "default_us": row.default_us,
-                    "roofline_us": row.roofline_us,
-                }
-                for m, row in sorted(self.rows.items())
-            },
-            "counts": self.counts.to_dict(),
-            "notes": list(self.notes),
-            "timings": {k: round(v, 3) for k, v in self.timings.items()},
-        }
-
-    def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`to_dict`, whole or not at all.
-
-        Raises:
-            ExportError: The file cannot be written.
-        """
-        write_file(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One flat mapping per (batch size, role), for a table."""
-        out = []
-        for m, row in sorted(self.rows.items()):
-            for role, part in (("up", row.up), ("down", row.down)):
-                out.append(
-                    {
-                        "batch_size": m,
-                        "role": role,
-                        **part.config.to_dict(),
-                        "us": part.us,
-                        "default_us": part.default_us,
-                        "roofline_us": part.roofline_us,
-                        "measured": part.measured,
-                    }
-                )
-        return out
-
-    def to_frame(self) -> pandas.DataFrame:
-        """:meth:`to_rows` as a pandas DataFrame.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise InvalidInputError("to_frame needs pandas: pip install pandas, or use to_rows()") from None
-        return pandas.DataFrame(self.to_rows())
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes a self-contained HTML page with plots.
@@ -318,10 +66,6 @@ class TuneResult:
             InvalidInputError: plotly is not installed.
             ExportError: The file cannot be written.
         """
-        from moeopt.report import write_report
+        from moeopt.report.html import write_report
 
         return write_report(self, Path(path))
-
-
-def _role(part: RoleResult) -> dict[str, Any]:
-    return {"config": part.config.to_dict(), "us": part.us, "measured": part.measured}

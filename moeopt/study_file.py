@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from moeopt.core.shape import MoEShape
+from moeopt.core.space import SearchSpace
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import check_engine
-from moeopt.options import TuneOptions, parse_timeout
-from moeopt.shape import MoEShape
-from moeopt.space import SearchSpace
+from moeopt.recordings.shipped import find_recording
+from moeopt.tuning.options import TuneOptions, parse_timeout
 
 _TUNE_KEYS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "batch_sizes": list,
@@ -118,28 +119,6 @@ class StudyFile:
             export_engine=export.get("engine"),
             export_directory=path.parent / export["directory"] if "directory" in export else None,
         )
-
-
-def find_recording(name: str, base: Path | None = None) -> Path:
-    """The path of a recording: as given, beside ``base``, or one that moeopt ships.
-
-    Raises:
-        InvalidInputError: There is none of that name.
-    """
-    shipped = shipped_recordings()
-    for path in (Path(name), (base or Path()) / name, (base or Path()) / "recordings" / name):
-        if path.is_file():
-            return path
-    if name in shipped:
-        return shipped[name]
-    raise InvalidInputError(
-        f"recording {name!r} was not found: give a path, or a shipped one ({', '.join(sorted(shipped)) or 'none'})"
-    )
-
-
-def shipped_recordings() -> dict[str, Path]:
-    """The recordings in the package, by file name."""
-    return {path.name: path for path in sorted((Path(__file__).parent / "recordings").glob("*.jsonl.gz"))}
 
 
 def _check_values(shape: MoEShape, options: Mapping[str, Any], export: Mapping[str, Any]) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GPUS, GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.export import ConfigName
-from moeopt.gpu import GPUS, GpuSpec
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
-from tests.engines import SGLANG, VLLM, engine_source
+from tests.wheels import SGLANG, VLLM, engine_source
 
 # (experts, intermediate size) -> (hidden size, top_k)
 _LAYERS = {

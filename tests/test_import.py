@@ -22,7 +22,7 @@ def test_all_public_names_are_there() -> None:
 def test_the_process_that_searches_needs_no_torch() -> None:
     """Torch takes seconds to import: only the GPU worker and the compile processes pay for it."""
     code = (
-        "import sys, moeopt.measure.cuda, moeopt.compile, moeopt.tuner\n"
+        "import sys, moeopt.measure.cuda, moeopt.compile, moeopt.tuning.tuner\n"
         "from moeopt import GpuSpec, MoEShape\n"
         "from moeopt.kernels import get_kernel\n"
         "kernel, shape, gpu = get_kernel('builtin'), MoEShape(8, 2, 256, 128), GpuSpec.by_name('H200')\n"

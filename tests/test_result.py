@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.provenance import DeviceInfo
+from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.files import check_writable, write_file
-from moeopt.measure.base import DeviceInfo
-from moeopt.report import latency_figure, speedup_figure
-from moeopt.result import BatchResult, Counts, RoleResult, TuneResult
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
+from moeopt.report.html import latency_figure, speedup_figure
+from moeopt.result import TuneResult
+from moeopt.tuning.outcome import BatchResult, Counts, RoleResult
 
 CONFIG = LaunchConfig(16, 64, 128, 1, 4, 3)
 OTHER = LaunchConfig(16, 32, 64, 16, 4, 4)

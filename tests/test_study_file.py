@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
-from moeopt.shape import MoEShape
-from moeopt.study_file import StudyFile, find_recording, shipped_recordings
+from moeopt.recordings.shipped import find_recording, shipped_recordings
+from moeopt.study_file import StudyFile
 
 SHAPE = "[shape]\nnum_experts = 8\ntop_k = 2\nhidden_size = 256\nintermediate_size = 128\n"
 STUDIES = sorted((Path(__file__).parents[1] / "studies").glob("*.toml"))

@@ -12,14 +12,14 @@ from rich.progress import Progress
 
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import DEFAULT_BATCH_SIZES
+from moeopt.core.space import SearchSpace
 from moeopt.errors import InvalidInputError
-from moeopt.gpu import GpuSpec
-from moeopt.shape import DEFAULT_BATCH_SIZES
-from moeopt.space import SearchSpace
 from moeopt.study_file import StudyFile
 
 if TYPE_CHECKING:
-    from moeopt.compile.survey import SurveyCounts
+    from moeopt.recordings.compile_sweep import SurveyCounts
 
 
 def register(app: typer.Typer) -> None:
@@ -48,8 +48,8 @@ def compile_space(
 ) -> None:
     """Compile a whole space for a GPU that need not be here: resources, occupancy, failures, and Triton's cache."""
     from moeopt.compile import CompilePool
-    from moeopt.compile.survey import Survey
     from moeopt.kernels import get_kernel
+    from moeopt.recordings.compile_sweep import Survey
 
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from moeopt.cli import options as o
 from moeopt.errors import InvalidInputError
-from moeopt.options import DEFAULT_STORAGE
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
+from moeopt.tuning.options import DEFAULT_STORAGE
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def dashboard(
     refresh: Annotated[float, typer.Option("--refresh", help="Seconds between two looks for new trials.")] = 30.0,
 ) -> None:
     """Serve optuna-dashboard on 127.0.0.1, with a note and plots in each study."""
-    from moeopt.dashboard import annotate, serve
+    from moeopt.report.dashboard import annotate, serve
 
     if not 0 <= port <= 65535:
         raise InvalidInputError(f"--port is {port}: give 0 to 65535")

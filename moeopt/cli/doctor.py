@@ -12,9 +12,9 @@ import typer
 from moeopt.cli import options as o
 from moeopt.doctor import Finding, diagnose, engine_of, scan_log
 from moeopt.doctor.commands import parallel_sizes
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import guess_engine
-from moeopt.export.names import check_engine
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,11 @@ from rich.console import Console
 
 from moeopt.api import load
 from moeopt.cli import options as o
-from moeopt.devices import DeviceOptions, open_device
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import Role
+from moeopt.core.trial import Cell, Job
+from moeopt.devices import open_device
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export import (
     InterpolatedTimes,
@@ -26,15 +30,14 @@ from moeopt.export import (
     start_line,
     with_rungs,
 )
-from moeopt.export.ladder import TimeUs
-from moeopt.export.names import check_engine, full_gpu_name
+from moeopt.export.extra_batch_sizes import TimeUs
+from moeopt.export.names import full_gpu_name
 from moeopt.files import check_file, write_file
-from moeopt.measure.base import Cell, Device, Job
-from moeopt.options import DEFAULT_STORAGE
+from moeopt.measure.base import Device
+from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
-from moeopt.shape import Role
-from moeopt.space import LaunchConfig
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
+from moeopt.tuning.options import DEFAULT_STORAGE
 
 
 def register(app: typer.Typer) -> None:

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from moeopt.core.shape import MoEShape, check_batch_sizes
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import check_engine
-from moeopt.shape import MoEShape, check_batch_sizes
 
 StorageOption = Annotated[
     str | None,

@@ -12,17 +12,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from moeopt import resources
 from moeopt.cli import options as o
+from moeopt.core import limits as resources
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
+from moeopt.core.space import SearchSpace
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.export import ENGINES, ConfigName, version_directory
 from moeopt.files import check_file, write_file
-from moeopt.gpu import GpuSpec
-from moeopt.measure.recording import Recording
-from moeopt.options import check_trials
-from moeopt.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
-from moeopt.space import SearchSpace
-from moeopt.study_file import StudyFile, find_recording
+from moeopt.recordings.format import Recording
+from moeopt.recordings.shipped import find_recording
+from moeopt.study_file import StudyFile
+from moeopt.tuning.options import check_trials
 
 GIB = 1024**3
 # Resident memory of one, measured while it compiled.
@@ -95,8 +96,8 @@ def make_plan(
     Raises:
         InvalidInputError: The space is unknown or has no legal config.
     """
-    from moeopt.costmodel import estimate_tune_seconds
-    from moeopt.measure.memory import memory_needed
+    from moeopt.costmodel.model import estimate_tune_seconds
+    from moeopt.kernels.memory import memory_needed
 
     chosen = SearchSpace.named(space, shape)
     configs = chosen.configs()

@@ -12,11 +12,12 @@ from rich.progress import Progress
 
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
-from moeopt.devices import DeviceOptions, open_device
+from moeopt.core.shape import DEFAULT_BATCH_SIZES
+from moeopt.core.space import SearchSpace
+from moeopt.devices import open_device
 from moeopt.errors import InvalidInputError
-from moeopt.record import Recorder
-from moeopt.shape import DEFAULT_BATCH_SIZES
-from moeopt.space import SearchSpace
+from moeopt.measure.options import DeviceOptions
+from moeopt.recordings.record import Recorder
 from moeopt.study_file import StudyFile
 
 
@@ -73,6 +74,6 @@ def record(
             path = recorder.run(lambda done, total: progress.update(task, completed=done, total=total))
     console.print(f"wrote {path}", markup=False)
     if contribute:
-        from moeopt.contribute import bundle_recording
+        from moeopt.recordings.bundle import bundle_recording
 
         console.print(f"wrote {bundle_recording(path)}: attach it to an issue of the project", markup=False)

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from moeopt.cli import options as o
 from moeopt.errors import InvalidInputError
-from moeopt.options import DEFAULT_STORAGE
-from moeopt.status import KeyStatus, storage_status
-from moeopt.study import StudyStore
+from moeopt.report.status import KeyStatus, storage_status
+from moeopt.storage.store import StudyStore
+from moeopt.tuning.options import DEFAULT_STORAGE
 
 
 def register(app: typer.Typer) -> None:

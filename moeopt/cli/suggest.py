@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from moeopt.cli import options as o
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import DEFAULT_BATCH_SIZES
 from moeopt.errors import InvalidInputError
-from moeopt.gpu import GpuSpec
-from moeopt.shape import DEFAULT_BATCH_SIZES
 from moeopt.study_file import StudyFile
 
 
@@ -33,7 +33,7 @@ def suggest_configs(
     ] = None,
 ) -> None:
     """Write config files from the cost model, without any GPU. They are marked as unmeasured."""
-    from moeopt.suggest import suggest, write_suggestions
+    from moeopt.tuning.suggest import suggest, write_suggestions
 
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():

@@ -13,19 +13,21 @@ from rich.table import Table
 
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
-from moeopt.devices import DeviceOptions, open_device
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.devices import open_device
+from moeopt.distributed.board import share
+from moeopt.engines.names import check_engine
 from moeopt.errors import DeviceError, InvalidInputError
-from moeopt.export.names import check_engine
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
 from moeopt.measure.base import Device
-from moeopt.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
-from moeopt.progress import TuneProgress
+from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
-from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
 from moeopt.study_file import StudyFile
-from moeopt.tuner import Tuner
+from moeopt.tuning.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
+from moeopt.tuning.progress import TuneProgress
+from moeopt.tuning.tuner import Tuner
 
 ENGINES = ("sglang", "vllm")
 
@@ -133,10 +135,10 @@ def tune(
             options = replace(options, batch_sizes=device.batch_sizes)
         console.print(device.info.source, markup=False)
         end_on_sigterm()
-        tuner = Tuner(device, store, options)
+        tuner = Tuner(device, store, options, share=share)
         with TuneProgress(options.trials * len(tuner.cells)) as progress:
             tuner.progress = progress
-            result = tuner.run()
+            result = TuneResult.of(tuner.run())
         print_result(console, result, legal=len(tuner.candidates))
     for name, directory in exports:
         if result.rows:

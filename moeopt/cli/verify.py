@@ -12,18 +12,19 @@ from rich.table import Table
 
 from moeopt.api import load
 from moeopt.cli import options as o
-from moeopt.devices import DeviceOptions, open_device
+from moeopt.core.shape import MoEShape
+from moeopt.devices import open_device
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
-from moeopt.export.names import check_engine
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable, write_file
 from moeopt.measure.base import Device
-from moeopt.measure.recording import Recording
+from moeopt.measure.options import DeviceOptions
+from moeopt.recordings.format import Recording
+from moeopt.recordings.shipped import find_recording
 from moeopt.result import TuneResult
-from moeopt.shape import MoEShape
-from moeopt.study_file import find_recording
-from moeopt.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification, default_table, verify
+from moeopt.tuning.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification, default_table, verify
 
 
 def register(app: typer.Typer) -> None:

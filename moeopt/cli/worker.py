@@ -10,12 +10,13 @@ from rich.console import Console
 
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
-from moeopt.devices import DeviceOptions, open_device
+from moeopt.devices import open_device
+from moeopt.distributed.worker import Worker, find_work
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
-from moeopt.options import parse_timeout
-from moeopt.study import StudyKey, StudyStore
-from moeopt.worker import Worker, find_work
+from moeopt.measure.options import DeviceOptions
+from moeopt.storage.store import StudyKey, StudyStore
+from moeopt.tuning.options import parse_timeout
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +65,7 @@ def _device(
     """A recording stands for its shape; a GPU takes that of the tune that it joins."""
     if gpu is not None and gpu.startswith("recorded:"):
         return open_device(gpu, None, options)
-    from moeopt.gpu import GpuSpec
+    from moeopt.core.gpu import GpuSpec
 
     index = int(gpu.removeprefix("cuda:")) if gpu is not None and gpu.removeprefix("cuda:").isdigit() else 0
     key = find_work(store, GpuSpec.detect(index).name, idle_s)

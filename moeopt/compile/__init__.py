@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeopt.compile.binary import TensorCore, tensor_core
-from moeopt.compile.memo import FailureMemo, triton_cache_dir
+from moeopt.compile.failure_memo import FailureMemo, triton_cache_dir
 from moeopt.compile.pool import Compiled, CompilePool
 from moeopt.compile.rejection import SPILL_LIMIT_BYTES, rejection
 

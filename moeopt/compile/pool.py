@@ -27,12 +27,12 @@ from typing import Any, Final, Self
 
 from moeopt.compile import worker
 from moeopt.compile.binary import TensorCore
-from moeopt.compile.memo import FailureMemo, triton_cache_dir
+from moeopt.compile.failure_memo import FailureMemo, triton_cache_dir
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Failure, Resources
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Failure, Resources
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 log = logging.getLogger(__name__)
 

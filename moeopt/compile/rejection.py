@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Failure, Resources
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.trial import Failure, Resources
 
 # Two landscapes were measured on an H200 without this rule (bf16 and block fp8, 2,532 configs, 24 cells): 308
 # configs used local memory, and none of them came within 19 % of its cell's best. A few bytes are let

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from moeopt.compile.binary import TensorCore, tensor_core
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Failure, Reason, Resources
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Failure, Reason, Resources
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 # Lines of a compiler's output that say what went wrong, in the order of how much they tell.
 _TELLING = ("LLVM ERROR", "Assertion", "ptxas fatal", " error:", "fatal")

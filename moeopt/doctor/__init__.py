@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, by_severity
 from moeopt.doctor.directory import check_directory, judge_directory, lookup_findings
 from moeopt.doctor.scan import LogFacts, scan_log
 from moeopt.doctor.verdict import asked_paths, engine_of, judge_log
+from moeopt.engines.names import Engine
 from moeopt.errors import InvalidInputError, UnknownGpuError
 from moeopt.export.install import VARIABLES
 from moeopt.export.lookup import config_root, find_config_files
-from moeopt.export.names import Engine, full_gpu_name, parse_version_directory
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape
+from moeopt.export.names import full_gpu_name, parse_version_directory
 
 __all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "LogFacts", "diagnose", "engine_of", "scan_log"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moeopt.export.names import Engine
+from moeopt.engines.names import Engine
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 
+from moeopt.core.shape import MoEShape
 from moeopt.doctor.backends import FLASHINFER
 from moeopt.doctor.scan import LogFacts
+from moeopt.engines.names import Engine
 from moeopt.export.install import VARIABLES
-from moeopt.export.names import ConfigName, Engine
-from moeopt.shape import MoEShape
+from moeopt.export.names import ConfigName
 
 OUTPUT = "moe-configs"
 # A shell comment: the line can be pasted as it is.

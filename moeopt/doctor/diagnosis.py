@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from moeopt.export.names import ConfigName, Engine
+from moeopt.engines.names import Engine
+from moeopt.export.names import ConfigName
 from moeopt.export.read import Severity
 
 State = Literal["tuned", "fallback", "up_file", "default", "not_seen"]

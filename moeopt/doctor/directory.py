@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.doctor.commands import tune_commands
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, State, by_severity
+from moeopt.engines.names import Engine
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import How, Lookup, config_root, find_config_files, guess_engine
-from moeopt.export.names import ConfigName, Engine, parse_version_directory
+from moeopt.export.names import ConfigName, parse_version_directory
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape
 
 _MOST_PROBLEMS_A_FILE = 6
 _STATES: dict[How, State] = {"exact": "tuned", "fallback": "fallback", "up_file": "up_file", "missing": "default"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.doctor.diagnosis import Evidence, Finding
 from moeopt.doctor.scan import LogFacts
-from moeopt.export.names import ConfigName, Engine
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape
+from moeopt.engines.names import Engine
+from moeopt.export.names import ConfigName
 
 
 def event_findings(facts: LogFacts) -> list[Finding]:

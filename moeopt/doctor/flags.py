@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from moeopt.core.gpu import GpuSpec
 from moeopt.doctor.diagnosis import Evidence, Finding
 from moeopt.doctor.scan import LogFacts
 from moeopt.errors import UnknownGpuError
 from moeopt.export.names import ConfigName
 from moeopt.export.read import Severity
-from moeopt.gpu import GpuSpec
 
 
 def gpu_generation(facts: LogFacts, names: list[ConfigName], gpu: GpuSpec | None) -> int | None:

@@ -8,8 +8,9 @@ from typing import Final
 
 from moeopt.doctor.diagnosis import Evidence, Finding, LayerState, State
 from moeopt.doctor.scan import Event, LogFacts
+from moeopt.engines.names import Engine
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import ConfigName, Engine
+from moeopt.export.names import ConfigName
 
 SGLANG_CONFIG_EVENTS: Final = (
     "sglang_used",

@@ -9,7 +9,7 @@ from moeopt.doctor import commands
 from moeopt.doctor.backends import FLASHINFER, NVFP4, Backend, triton_option
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, by_severity
 from moeopt.doctor.scan import LogFacts
-from moeopt.export.names import Engine
+from moeopt.engines.names import Engine
 
 TITLES: Final = {"sglang": "SGLang", "vllm": "vLLM"}
 

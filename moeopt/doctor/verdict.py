@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.doctor import commands
 from moeopt.doctor.backends import Backend, sglang_backend, vllm_backend
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, State, by_severity
@@ -14,9 +16,7 @@ from moeopt.doctor.flags import gpu_generation, misleading_flags
 from moeopt.doctor.layers import SGLANG_CONFIG_EVENTS, VLLM_CONFIG_EVENTS, layers_of
 from moeopt.doctor.scan import Event, LogFacts
 from moeopt.doctor.unread import TITLES, deterministic, evidence, no_config_line, not_read
-from moeopt.export.names import Engine
-from moeopt.gpu import GpuSpec
-from moeopt.shape import ROLES, MoEShape, Role
+from moeopt.engines.names import Engine
 
 _SGLANG_EVENTS: Final = (*SGLANG_CONFIG_EVENTS, "sglang_block_m", "sglang_fp8_uses_triton", "sglang_picked")
 _VLLM_EVENTS: Final = (*VLLM_CONFIG_EVENTS, "vllm_backend", "vllm_backend_for", "vllm_version")

@@ -1,10 +1,11 @@
 """Files that the engines read: names, writing, reading, finding, installing."""
 
+from moeopt.engines.names import ENGINES, Engine
+from moeopt.export.extra_batch_sizes import InterpolatedTimes, Ladder, Rung, find_rungs, with_rungs
 from moeopt.export.importer import ExistingConfigs, import_configs
 from moeopt.export.install import Installed, install_configs, start_line
-from moeopt.export.ladder import InterpolatedTimes, Ladder, Rung, find_rungs, with_rungs
 from moeopt.export.lookup import Lookup, find_config_files
-from moeopt.export.names import ENGINES, ConfigName, Engine, device_file_name, device_relatives, version_directory
+from moeopt.export.names import ConfigName, device_file_name, device_relatives, version_directory
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
 from moeopt.export.write import export_configs
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import Lookup, find_config_files
-from moeopt.export.names import ConfigName, check_engine, nearest_key
+from moeopt.export.names import ConfigName, nearest_key
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 
 @dataclass(frozen=True)

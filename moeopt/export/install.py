@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.engines.names import Engine, check_engine
 from moeopt.errors import ExportError
-from moeopt.export.names import Engine, check_engine
 from moeopt.export.write import export_configs
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 VARIABLES: Final[Mapping[Engine, str]] = {
     "sglang": "SGLANG_MOE_CONFIG_DIR",

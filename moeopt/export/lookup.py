@@ -6,16 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from moeopt.core.shape import ROLES, Role
+from moeopt.engines.names import Engine, check_engine
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import (
-    ConfigName,
-    Engine,
-    check_engine,
-    device_relatives,
-    parse_version_directory,
-    version_directory,
-)
-from moeopt.shape import ROLES, Role
+from moeopt.export.names import ConfigName, device_relatives, parse_version_directory, version_directory
 
 How = Literal["exact", "fallback", "up_file", "missing"]
 _MOST_NEAR_MISSES: Final = 8

@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
+from moeopt.engines.names import Engine, check_engine
 from moeopt.errors import ExportError, InvalidInputError, UnknownGpuError
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape, Role
-
-Engine = Literal["sglang", "vllm"]
-ENGINES: Final[tuple[Engine, Engine]] = ("sglang", "vllm")
 
 # The three editions report three names, so a file tuned on one is not found on another.
 RTX_PRO_6000_EDITIONS: Final[tuple[str, ...]] = (
@@ -65,18 +63,6 @@ _NAME: Final = re.compile(
     r"(?P<down>_down)?\.json"
 )
 _RELEASE: Final = re.compile(r"\d+(?:\.\d+)*")
-
-
-def check_engine(engine: str) -> Engine:
-    """The engine, if it is one.
-
-    Raises:
-        InvalidInputError: Another name was given.
-    """
-    for known in ENGINES:
-        if engine == known:
-            return known
-    raise InvalidInputError(f"engine {engine!r} is unknown: give {' or '.join(ENGINES)}")
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from moeopt.core.config import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.limits import illegal_reason
+from moeopt.core.shape import MoEShape
+from moeopt.engines.names import Engine
 from moeopt.errors import InvalidInputError, UnknownGpuError
-from moeopt.export.names import KNOWN_DTYPES, ConfigName, Engine, nearest_key, parse_version_directory
-from moeopt.gpu import GpuSpec
-from moeopt.resources import illegal_reason
-from moeopt.shape import MoEShape
-from moeopt.space import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.export.names import KNOWN_DTYPES, ConfigName, nearest_key, parse_version_directory
 
 Severity = Literal["error", "warning", "note"]
 

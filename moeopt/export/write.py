@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import DTYPES, ROLES, MoEShape
+from moeopt.engines.names import Engine, check_engine
 from moeopt.errors import ExportError, InvalidInputError
-from moeopt.export.names import ConfigName, Engine, check_engine, nearest_key, version_directory
+from moeopt.export.names import ConfigName, nearest_key, version_directory
 from moeopt.export.read import read_config_file
-from moeopt.shape import DTYPES, ROLES, MoEShape
-from moeopt.space import LaunchConfig
+from moeopt.files import write_atomically
 
 # Marks a directory of suggestions.
 MARKER: Final = "UNMEASURED.json"
@@ -200,37 +202,6 @@ def _existing(path: Path, engine: Engine, triton_version: str) -> tuple[Entries,
 def _text(entries: Entries, extra: Mapping[str, Any] | None = None) -> str:
     ordered = {**(extra or {}), **{str(m): entries[m] for m in sorted(entries)}}
     return json.dumps(ordered, indent=4) + "\n"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes through a temporary file in the same directory; a crash leaves the old file.
-
-    Raises:
-        OSError: The directory cannot be written.
-    """
-    temporary = path.with_name(f".{os.getpid()}.{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_directory(path.parent)
-    logger.info("wrote %s", path)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:  # some network file systems refuse to sync a directory; the file itself is synced
-        logger.debug("%s cannot be synced", directory)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def get_kernel(name: str = "auto", *, engine: str | None = None) -> MoEKernel:
 
 def _first_engine(wanted: tuple[str, ...], *, warn: bool) -> str:
     """The first of these engines that is here, else ``builtin``."""
-    from moeopt.kernels.engine_source import find_engine
+    from moeopt.engines.source import find_engine
 
     for engine in wanted:
         try:

@@ -7,33 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Resources
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.provenance import KernelKey
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Resources
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moeopt.kernels.layer import Layer, RoutedBatch
-
-
-@dataclass(frozen=True, slots=True)
-class KernelKey:
-    """Which kernel a time belongs to.
-
-    Attributes:
-        name: ``builtin``, ``sglang`` or ``vllm``.
-        version: The engine's version, or moeopt's own.
-        source_hash: First 16 hex digits of the SHA-256 of the kernel's source.
-    """
-
-    name: str
-    version: str
-    source_hash: str
 
 
 class MoEKernel(ABC):

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moeopt import resources
+from moeopt.core import limits as resources
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.provenance import KernelKey
+from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.trial import Resources
 from moeopt.errors import UnsupportedShapeError
-from moeopt.gpu import GpuSpec
-from moeopt.kernels.base import KernelKey, MoEKernel
+from moeopt.kernels.base import MoEKernel
 from moeopt.kernels.defaults import engine_default
-from moeopt.measure.base import Resources
-from moeopt.shape import DTYPES, MoEShape, Role
-from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +111,7 @@ def kernel_shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: 
 
     With fewer bits in the weights than in the activations, the 64-row instruction of compute capability 9 reads one
     tile of weights converted to 16 bits, and the pipeline holds one tile less of those as stored. For weights in groups
-    :func:`moeopt.resources.shared_bytes` counts that already.
+    :func:`moeopt.core.limits.shared_bytes` counts that already.
     """
     need = resources.shared_bytes(config, shape, role, gpu)
     bits = DTYPES[shape.dtype].weight_bits

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.trial import Resources
 from moeopt.kernels import builtin_kernel
 from moeopt.kernels.align import align, kept_with, max_tiles
 from moeopt.kernels.builtin_cpu import CpuKernel
@@ -25,9 +28,6 @@ from moeopt.kernels.quant import (
     weight_scale_shape,
 )
 from moeopt.kernels.target import compile_resources, current_capability
-from moeopt.measure.base import Resources
-from moeopt.shape import DTYPES, MoEShape, Role
-from moeopt.space import LaunchConfig
 
 
 def compile_binary(shape: MoEShape, role: Role, batch_size: int, config: LaunchConfig) -> Resources:

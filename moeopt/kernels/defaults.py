@@ -5,9 +5,9 @@ Rules as of SGLang 0.5.23 and vLLM 0.33.0.
 
 from __future__ import annotations
 
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 
 # Triton's own where an engine sets none.
 _TRITON_WARPS, _TRITON_STAGES = 4, 3

@@ -11,21 +11,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.limits import illegal_reason, shared_bytes
+from moeopt.core.provenance import KernelKey
+from moeopt.core.shape import DTYPES, ROLES, MoEShape, Role
+from moeopt.core.trial import Resources
+from moeopt.engines.source import ENGINES, EngineSource, find_engine
 from moeopt.errors import InvalidInputError, UnsupportedShapeError
-from moeopt.gpu import GpuSpec
-from moeopt.kernels.base import KernelKey, MoEKernel
+from moeopt.kernels.base import MoEKernel
 from moeopt.kernels.defaults import engine_default
-from moeopt.kernels.engine_source import ENGINES, EngineSource, find_engine
-from moeopt.measure.base import Resources
-from moeopt.resources import illegal_reason, shared_bytes
-from moeopt.shape import DTYPES, ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeopt.engines.module import KernelNames
     from moeopt.kernels.engine_launch import Launch
-    from moeopt.kernels.engine_module import KernelNames
     from moeopt.kernels.layer import Layer, RoutedBatch
 
 KERNELS: Final = ("fused_moe_kernel", "fused_moe_kernel_gptq_awq")
@@ -37,7 +38,7 @@ class EngineKernel(MoEKernel):
 
     Args:
         path: The kernel file or an unpacked tree; None to look for the engine
-            (:func:`moeopt.kernels.engine_source.find_engine`).
+            (:func:`moeopt.engines.source.find_engine`).
 
     Raises:
         DeviceError: The engine is not here.
@@ -260,7 +261,7 @@ def engine_shared_bytes(
     not, and one tile of dequantised weights lies beside them. Where one step covers K, which this kernel
     is compiled for, there is no loop to pipeline; Triton 3.9 then has 8-bit weights of the largest tiles on
     Hopper twice. With block-wise scales vLLM loads one for each column. Exact for what
-    ``tests/test_resources_exact.py`` holds.
+    ``tests/core/test_limits_exact.py`` holds.
 
     Args:
         engine: ``sglang`` or ``vllm``.
@@ -321,9 +322,9 @@ class _Loaded:
         import triton
         import triton.language as tl
 
-        from moeopt.kernels.engine_import import ImportedModule
+        from moeopt.engines.imports import ImportedModule
+        from moeopt.engines.module import EngineModule
         from moeopt.kernels.engine_launch import Recorder, check_arguments
-        from moeopt.kernels.engine_module import EngineModule
 
         path = source.path
         self.lock = threading.Lock()

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.errors import UnsupportedShapeError
 from moeopt.kernels.layer import Layer, RoutedBatch
 from moeopt.kernels.quant import (
@@ -27,7 +28,6 @@ from moeopt.kernels.quant import (
     weight_dtype,
     weight_scale_shape,
 )
-from moeopt.shape import ROLES, MoEShape, Role
 
 # What every fused MoE kernel that can be tuned with an engine's config file has to take.
 CORE_ARGUMENTS: Final = (

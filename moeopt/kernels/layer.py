@@ -8,9 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.errors import InvalidInputError
 from moeopt.kernels.quant import Weights, compute_dtype, quantise_activations, random_weights
-from moeopt.shape import ROLES, MoEShape, Role
 
 # Mixed into the seeds of activations: a generator that starts like that of the weights would draw rows of weights
 # as activations. Their sums grow so long that the short accumulators of Hopper's fp8 tensor cores lose several

@@ -27,7 +27,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from moeopt.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import DTYPES, MoEShape, Role
 
 Scheme = Literal["none", "tensor", "channel", "block", "group"]
 

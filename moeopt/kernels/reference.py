@@ -7,9 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeopt.core.shape import Role
 from moeopt.kernels.layer import Layer, RoutedBatch
 from moeopt.kernels.quant import dequantise_activations, dequantise_expert
-from moeopt.shape import Role
 
 # Relative Frobenius error below which an output passes: bf16 rounding alone gives 0.0017.
 TOLERANCE: Final = 1e-2

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
-from moeopt.shape import MoEShape
 
 Ids = NDArray[np.int32]
 

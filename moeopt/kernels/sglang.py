@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
 from moeopt.errors import UnsupportedShapeError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.engine import EngineKernel, LaunchContext
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeopt.kernels.engine_module import KernelNames
+    from moeopt.engines.module import KernelNames
     from moeopt.kernels.layer import Layer, RoutedBatch
 
 _TMA_MAX_BOX: Final = 256

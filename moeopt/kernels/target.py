@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from moeopt.measure.base import Resources
+from moeopt.core.trial import Resources
 
 # Triton keeps one in-process cache per device index: these indices are no real device's.
 _FIRST_INDEX: Final = 1 << 20

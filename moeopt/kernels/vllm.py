@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
 from moeopt.kernels.engine import EngineKernel, LaunchContext
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moeopt.kernels.engine_module import KernelNames
+    from moeopt.engines.module import KernelNames
     from moeopt.kernels.layer import Layer, RoutedBatch
 
 # vLLM leaves sorting out where pairs times this are not more than the experts.

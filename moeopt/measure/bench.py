@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Cell, Job
 from moeopt.errors import MoeoptError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Cell, Job
-from moeopt.measure.memory import memory_needed
+from moeopt.kernels.memory import memory_needed
+from moeopt.kernels.workset import WorkSet, make_workset
 from moeopt.measure.monitor import GpuMonitor, holders
 from moeopt.measure.worker import Bench, BenchCounts, BenchError, Checked
-from moeopt.measure.workset import WorkSet, make_workset
-from moeopt.shape import MoEShape, Role
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moeopt.compile import CompilePool
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.provenance import DeviceInfo
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.core.trial import Cell
 from moeopt.errors import DeviceError, UnknownGpuError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Cell, Device, DeviceInfo
+from moeopt.measure.base import Device
 from moeopt.measure.bench import CudaBench
-from moeopt.measure.device import WorkerDevice
+from moeopt.measure.compile_queue import Compiler
 from moeopt.measure.monitor import GpuMonitor, gpu_count
-from moeopt.measure.plan import Compiler
 from moeopt.measure.roofline import Rates, RateStore, launch_bytes, rate_key, roofline_us
 from moeopt.measure.supervisor import Deadlines, Supervisor
-from moeopt.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.measure.worker_device import WorkerDevice
 
 if TYPE_CHECKING:
-    from moeopt.devices import DeviceOptions
+    from moeopt.measure.options import DeviceOptions
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +163,7 @@ def open_cuda(
         raise DeviceError("no CUDA GPU was found: use a GPU machine, or replay a recording with --gpu recorded:FILE")
     if len(indices) == 1:
         return CudaDevice(shape, indices[0], options, batch_sizes=batch_sizes)
-    from moeopt.measure.fleet import Fleet
+    from moeopt.measure.multi_gpu import Fleet
 
     devices: list[CudaDevice] = []
     try:
@@ -209,7 +211,7 @@ def _spec(monitor: GpuMonitor | None) -> GpuSpec | None:
 def _info(
     gpu: GpuSpec, index: int, kernel: MoEKernel, monitor: GpuMonitor | None, options: DeviceOptions
 ) -> DeviceInfo:
-    from moeopt.devices import WARM_L2
+    from moeopt.core.provenance import WARM_L2
     from moeopt.kernels.routing import Routing
 
     key = kernel.key

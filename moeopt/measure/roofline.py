@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeopt.measure.base import Cell
-from moeopt.measure.workset import LAUNCHES, expert_bytes, touched
-from moeopt.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.trial import Cell
+from moeopt.kernels.workset import LAUNCHES, expert_bytes, touched
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def launch_bytes(shape: MoEShape, cell: Cell, routing: str, seed: int = 0) -> fl
     Returns:
         None where the routing is the key of a file: it does not say which.
     """
-    from moeopt.devices import WARM_L2
+    from moeopt.core.provenance import WARM_L2
 
     routing = routing.removesuffix(WARM_L2)
     if routing.startswith("file:") and not Path(routing.removeprefix("file:")).expanduser().exists():

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Failure, Race, Reason
 from moeopt.errors import DeviceError
-from moeopt.measure.base import Cell, Failure, Race, Reason
 from moeopt.measure.process import WorkerDiedError, WorkerProcess, WorkerSilentError
 from moeopt.measure.worker import Bench, BenchCounts, Task
-from moeopt.space import LaunchConfig
 
 log = logging.getLogger(__name__)
 

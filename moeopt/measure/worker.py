@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from moeopt.core.trial import Cell, Job, Reason
 from moeopt.errors import MoeoptError
-from moeopt.measure.base import Cell, Job, Reason
 
 # A result that is further from the reference (relative Frobenius error) is wrong.
 MAX_RELATIVE_ERROR: Final = 1e-2

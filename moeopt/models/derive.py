@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moeopt.core.shape import DTYPES, MoEShape
+from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import ConfigName, check_engine
+from moeopt.export.names import ConfigName
 from moeopt.models.config_file import ModelConfig, load_config, short
 from moeopt.models.families import EXPERT_KEYS, GENERIC, find_family
 from moeopt.models.lookup import OPTIONS, DerivedValue, Lookup
 from moeopt.models.quantization import Scheme, plain_scheme, read_scheme
-from moeopt.shape import DTYPES, MoEShape
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def shape_from_model(
             tensor-parallel ranks, E / ep and the full N).
         tp: Tensor-parallel size.
         ep: Expert-parallel size: a divisor of tp for SGLang, a multiple of tp for vLLM.
-        dtype: Instead of what the config says, one of :data:`moeopt.shape.DTYPES`.
+        dtype: Instead of what the config says, one of :data:`moeopt.core.shape.DTYPES`.
         fuse_shared_experts: Whether shared experts are appended to the routed ones; None for what the engine
             does by default.
         overrides: Fields of the shape, as one GPU sees them, that are given by hand.

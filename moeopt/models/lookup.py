@@ -33,7 +33,7 @@ class DerivedValue:
     """One number of a shape.
 
     Attributes:
-        name: Field of :class:`~moeopt.shape.MoEShape`.
+        name: Field of :class:`~moeopt.core.shape.MoEShape`.
         value: Its value.
         source: The key, its value, and what was done with it.
     """

@@ -1,4 +1,4 @@
-"""What ``quantization_config`` says of the routed experts, in the words of :class:`~moeopt.shape.MoEShape`.
+"""What ``quantization_config`` says of the routed experts, in the words of :class:`~moeopt.core.shape.MoEShape`.
 
 The quantisers' own formats: fp8 (DeepSeek's and vLLM's), compressed-tensors, AWQ, GPTQ and AutoRound,
 ModelOpt, MXFP4, SGLang's w8a8 schemes. What the Triton kernel does not serve is an error that says so.
@@ -25,7 +25,7 @@ class Scheme:
     """How the routed experts are stored.
 
     Attributes:
-        dtype: One of :data:`moeopt.shape.DTYPES`.
+        dtype: One of :data:`moeopt.core.shape.DTYPES`.
         source: The key and value that say so.
         block_shape: Block of the scales, or None.
         per_channel: Scales per output channel.

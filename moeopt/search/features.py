@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from moeopt.measure.base import Cell
-from moeopt.space import LaunchConfig
+from moeopt.core.trial import Cell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,21 +16,6 @@ if TYPE_CHECKING:
 # No limit on registers behaves as a limit at the most that a thread can have.
 _MOST_REGISTERS: Final = 255
 _ROLE_NUMBER: Final = {"up": 0.0, "down": 1.0, "joint": 2.0}
-
-_FIELDS: Final = tuple(LaunchConfig.__dataclass_fields__)
-_numbers = operator.attrgetter(*_FIELDS)
-
-
-def config_table(configs: Sequence[LaunchConfig]) -> NDArray[np.int64]:
-    """The configs' numbers, int64 [configs, 8], in the order of LaunchConfig's fields."""
-    return np.array(list(map(_numbers, configs)), dtype=np.int64).reshape(len(configs), len(_FIELDS))
-
-
-def configs_of(table: NDArray[np.int64]) -> tuple[LaunchConfig, ...]:
-    """The inverse of :func:`config_table`."""
-    return tuple(
-        LaunchConfig(**dict(zip(_FIELDS, row, strict=True)) | {"use_tma": bool(row[-1])}) for row in table.tolist()
-    )
 
 
 def config_features(table: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.pruners import RacingPruner
+from moeopt.core.config import config_table
+from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.acquisition import Shortlist, pick, sample
 from moeopt.search.failures import FAILED_EXCESS, chance_to_compile
-from moeopt.search.features import cell_features, config_features, config_table, squash
+from moeopt.search.features import cell_features, config_features, squash
 from moeopt.search.prior import make_prior
+from moeopt.search.pruner import RacingPruner
 from moeopt.search.race import PrunerRace
 from moeopt.search.strategy import SearchProblem, Strategy
 from moeopt.search.surrogate import Surrogate
@@ -88,7 +89,7 @@ class LatticeStrategy(Strategy):
 
     Args:
         problem: What to search.
-        pruner: Ends the timing of a config; by default :class:`~moeopt.pruners.RacingPruner`.
+        pruner: Ends the timing of a config; by default :class:`~moeopt.search.pruner.RacingPruner`.
         options: How to search.
     """
 

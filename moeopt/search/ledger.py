@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.space import LaunchConfig
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Job, Measurement
 
 
 class Ledger:

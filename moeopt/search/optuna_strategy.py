@@ -14,11 +14,11 @@ import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.pruners import RacingPruner
+from moeopt.core.config import CONFIG_KEYS, LaunchConfig
+from moeopt.core.trial import Cell, Job, Measurement
+from moeopt.search.pruner import RacingPruner
 from moeopt.search.race import PrunerRace, quiet_study
 from moeopt.search.strategy import SearchProblem, Strategy
-from moeopt.space import CONFIG_KEYS, LaunchConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GPUS, GpuSpec
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell
+from moeopt.engines.names import ENGINES
 from moeopt.errors import InvalidInputError
 from moeopt.export.install import bundled_directory
-from moeopt.export.names import ENGINES, ConfigName, device_relatives, nearest_key
+from moeopt.export.names import ConfigName, device_relatives, nearest_key
 from moeopt.export.read import read_config_file
-from moeopt.gpu import GPUS, GpuSpec
-from moeopt.measure.base import Cell
+from moeopt.recordings.landscape import Landscape
 from moeopt.search.features import squash
-from moeopt.search.landscape import Landscape
 from moeopt.search.prior import alikeness
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

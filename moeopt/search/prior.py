@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from moeopt.costmodel import predict_table_us
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Cell
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import DTYPES, ROLES, MoEShape
+from moeopt.core.trial import Cell
+from moeopt.costmodel.model import predict_table_us
+from moeopt.recordings.landscape import Landscape
 from moeopt.search.features import squash
-from moeopt.search.landscape import Landscape
-from moeopt.shape import DTYPES, ROLES, MoEShape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,7 +79,7 @@ def make_prior(
         shape: The layer.
         gpu: Where it runs.
         cells: What is tuned.
-        table: The candidates, of :func:`moeopt.search.features.config_table`.
+        table: The candidates, of :func:`moeopt.core.config.config_table`.
         landscapes: Recordings of other shapes; without any the cost model's formula is not corrected, either.
     """
     us = expected_us(shape, gpu, cells, table, corrected=bool(landscapes))
@@ -95,7 +95,7 @@ def expected_us(
         shape: The layer.
         gpu: Its limits and data-sheet rates.
         cells: Roles and batch sizes.
-        table: Of :func:`moeopt.search.features.config_table`.
+        table: Of :func:`moeopt.core.config.config_table`.
         corrected: By what was fitted on recordings of other shapes.
     """
     out = np.zeros((len(cells), len(table)))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import optuna
 from optuna.trial import TrialState, create_trial
 
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.pruners import RacingPruner
+from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.ledger import Ledger
+from moeopt.search.pruner import RacingPruner
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class PrunerRace:
     """Asks a pruner, round by round, whether a job has lost.
 
-    :class:`~moeopt.pruners.RacingPruner` is asked directly, against what a config has to beat to be of
+    :class:`~moeopt.search.pruner.RacingPruner` is asked directly, against what a config has to beat to be of
     use: up and down share BLOCK_SIZE_M, so that the best pair may hold a config that is not the best of
     its cell. Any other pruner sees one in-memory study per cell, with rounds as steps and µs as
     intermediate values.

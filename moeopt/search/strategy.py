@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import InvalidInputError
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.search.ledger import Ledger
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
 
-    from moeopt.search.landscape import Landscape
+    from moeopt.recordings.landscape import Landscape
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SearchProblem:
         roofline_us: µs below which no kernel can go, for the cells where that is known.
         defaults: What an engine uses where it finds no file. A stock sampler starts from it; the lattice
             search has better starts.
-        landscapes: Recordings of other shapes, as a prior (see :mod:`moeopt.search.landscape`).
+        landscapes: Recordings of other shapes, as a prior (see :mod:`moeopt.recordings.landscape`).
     """
 
     shape: MoEShape
@@ -111,7 +112,7 @@ def make_strategy(
     Args:
         problem: What to search.
         sampler: Any Optuna sampler, or None for moeopt's own.
-        pruner: Any Optuna pruner, or None for :class:`moeopt.pruners.RacingPruner`.
+        pruner: Any Optuna pruner, or None for :class:`moeopt.search.pruner.RacingPruner`.
     """
     from moeopt.search.lattice import LatticeStrategy
     from moeopt.search.optuna_strategy import OptunaStrategy

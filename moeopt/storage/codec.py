@@ -10,9 +10,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from moeopt.measure.base import Cell, Failure, Job, Measurement, Resources
-from moeopt.shape import MoEShape, Role
-from moeopt.space import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from moeopt.measure.base import Cell, Device
-from moeopt.shape import MoEShape
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell
+from moeopt.measure.base import Device
 
 # Raised whenever stored trials change their meaning.
 FORMAT_VERSION: Final = 1

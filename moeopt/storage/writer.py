@@ -11,8 +11,8 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import StorageError
-from moeopt.measure.base import Cell, Job, Measurement
 from moeopt.storage.backend import Backend, TransientError
 from moeopt.storage.codec import TrialContext, TrialRow, encode
 

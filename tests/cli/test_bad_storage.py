@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
 from tests.cli.conftest import Run
 from tests.storage.conftest import mariadb, postgres, server  # noqa: F401  (fixtures)
 from tests.storage.mariadb import MariaServer
@@ -180,7 +180,7 @@ def test_a_full_disk(tiny_recording: Write, tmp_path: Path) -> None:
         pytest.skip("no file system can be mounted here: tests/storage/test_open.py fills SQLite's own limit")
     script = tmp_path / "script.py"
     script.write_text(
-        "from moeopt.study import StudyStore\n"
+        "from moeopt.storage.store import StudyStore\n"
         "StudyStore.writer.__kwdefaults__['give_up_s'] = 1.0\n"
         "from moeopt.cli import main\n"
         "main()\n"
@@ -210,7 +210,7 @@ def test_a_password_is_nowhere(
     import logging
 
     import moeopt
-    from moeopt.dashboard import annotate
+    from moeopt.report.dashboard import annotate
 
     tiny_recording()
     storage = server.create_database(f"secret{os.getpid()}")

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from moeopt.cli import build_app
+from moeopt.core.space import SearchSpace
 from moeopt.errors import InvalidInputError, UnknownGpuError
-from moeopt.measure.recording import Recording
-from moeopt.space import SearchSpace
+from moeopt.recordings.format import Recording
 
 SHAPE = ("--experts", "8", "--top-k", "2", "--hidden", "512", "--intermediate", "256", "--dtype", "bf16")
 FEW = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
 from moeopt.export import export_configs, read_config_file
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 from tests.cli.conftest import Run
 
 Write = Callable[..., Path]

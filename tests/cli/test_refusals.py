@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import moeopt
-from moeopt.devices import WARM_L2, DeviceOptions
+from moeopt.core.provenance import WARM_L2
 from moeopt.errors import InvalidInputError
 from moeopt.export.write import MARKER
 from moeopt.kernels.routing import Routing
+from moeopt.measure.options import DeviceOptions
 from tests.cli.conftest import Run
 
 Write = Callable[..., Path]

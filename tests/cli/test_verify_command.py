@@ -11,10 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from moeopt.cli import tune, verify
+from moeopt.core.config import LaunchConfig
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
-from moeopt.measure.recording import Recording
-from moeopt.space import LaunchConfig
+from moeopt.recordings.format import Recording
 
 GOOD, BAD = LaunchConfig(16, 64, 128, 1, 4, 3), LaunchConfig(64, 32, 64, 16, 8, 2)
 

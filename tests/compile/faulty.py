@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from moeopt.gpu import GpuSpec
-from moeopt.kernels.base import KernelKey, MoEKernel
-from moeopt.measure.base import Resources
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.provenance import KernelKey
+from moeopt.core.shape import MoEShape, Role
+from moeopt.core.trial import Resources
+from moeopt.kernels.base import MoEKernel
 
 FAULTS = {
     "abort": 2,

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from moeopt.compile import CompilePool, pool
+from moeopt.core.shape import MoEShape
 from moeopt.errors import DeviceError, InvalidInputError
-from moeopt.shape import MoEShape
 from tests.compile.faulty import FAULTS, FaultyKernel, OneProcessKernel, config
 
 SHAPE = MoEShape(8, 2, 256, 128)
@@ -230,7 +230,7 @@ def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
         f"""
         from pathlib import Path
         from moeopt.compile import CompilePool
-        from moeopt.shape import MoEShape
+        from moeopt.core.shape import MoEShape
         from tests.compile.faulty import FaultyKernel, config
         pool = CompilePool(FaultyKernel(Path({str(tmp_path)!r})), MoEShape(8, 2, 256, 128), (12, 0), workers=2,
                            cache_dir={str(tmp_path)!r})

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from moeopt.compile import CompilePool
-from moeopt.compile.survey import Survey
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.limits import shared_bytes
+from moeopt.core.shape import ROLES, MoEShape
+from moeopt.core.space import SearchSpace
 from moeopt.errors import RecordingError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels import get_kernel
-from moeopt.measure.recording import Recording
-from moeopt.resources import shared_bytes
-from moeopt.shape import ROLES, MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.recordings.compile_sweep import Survey
+from moeopt.recordings.format import Recording
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +75,8 @@ def test_another_process_finds_the_binary_and_compiles_nothing(cache: Path) -> N
         from triton.backends.nvidia.compiler import CUDABackend
         from moeopt.kernels import get_kernel
         from moeopt.kernels.target import cross_target
-        from moeopt.shape import MoEShape
-        from moeopt.space import LaunchConfig
+        from moeopt.core.shape import MoEShape
+        from moeopt.core.config import LaunchConfig
 
         def refuse(*args, **kwargs):
             raise AssertionError("this process compiles")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from moeopt.compile import SPILL_LIMIT_BYTES, rejection
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Resources
-from moeopt.measure.recording import Recording
-from moeopt.shape import ROLES
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES
+from moeopt.core.trial import Resources
+from moeopt.recordings.format import Recording
 
 H200 = GpuSpec.by_name("NVIDIA H200")
 RECORDINGS = sorted((Path(__file__).parents[2] / "studies" / "recordings").glob("*.jsonl.gz"))

@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from moeopt.cli import build_app
-from moeopt.devices import DeviceOptions
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape
+from moeopt.core.space import SearchSpace
 from moeopt.kernels import get_kernel
 from moeopt.measure.cuda import local_pool
-from moeopt.shape import ROLES, MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
+from moeopt.measure.options import DeviceOptions
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
 from moeopt.doctor import Diagnosis, diagnose
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 SHAPE = MoEShape(256, 8, 6144, 256, "fp8_w8a8", (128, 128))
 GPU = "NVIDIA H200"

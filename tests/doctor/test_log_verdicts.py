@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.doctor import Diagnosis, diagnose
 from moeopt.doctor.scan import scan
 from moeopt.doctor.verdict import judge_log
 from moeopt.export import export_configs
-from moeopt.gpu import GpuSpec
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 PRO = "NVIDIA RTX PRO 6000 Blackwell Server Edition"

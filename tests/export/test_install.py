@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError
 from moeopt.export import install_configs, start_line
 from moeopt.export.install import bundled_directory
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 SHAPE = MoEShape(256, 8, 3072, 256)
 CONFIG = LaunchConfig(16, 64, 128, 1, 4, 3)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.export import ConfigName, export_configs, find_config_files, import_configs
 from moeopt.export.lookup import config_root, guess_engine
 from moeopt.export.names import RTX_PRO_6000_EDITIONS
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 SHAPE = MoEShape(256, 8, 6144, 256, "fp8_w8a8", (128, 128))
 GPU = "NVIDIA RTX PRO 6000 Blackwell Server Edition"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import ENGINES, ConfigName, device_file_name, device_relatives, version_directory
 from moeopt.export.names import RTX_PRO_6000_EDITIONS, full_gpu_name, nearest_key, parse_version_directory
-from moeopt.shape import MoEShape
 
 BLOCK = MoEShape(257, 9, 6144, 256, "fp8_w8a8", (128, 128), shared_experts=1)
 CHANNEL = MoEShape(160, 8, 5120, 192, "fp8_w8a8", per_channel=True)

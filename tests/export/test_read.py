@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
 from moeopt.errors import InvalidInputError
 from moeopt.export import check_pair, read_config_file
 from moeopt.export.read import to_config
-from moeopt.gpu import GpuSpec
-from moeopt.space import LaunchConfig
 
 NAME = "E=256,N=256,device_name=NVIDIA_H200.json"
 BLOCK = "E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError
 from moeopt.export import check_pair, export_configs, read_config_file
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 
 SHAPE = MoEShape(256, 8, 6144, 256, "fp8_w8a8", (128, 128))
 BF16 = MoEShape(256, 8, 3072, 256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from moeopt.shape import MoEShape
+from moeopt.core.shape import MoEShape
 
 
 def _shape(dtype: str, block_shape: tuple[int, int] | None = None, **more: object) -> MoEShape:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.kernels.engine import EngineKernel
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.reference import TOLERANCE
 from moeopt.kernels.target import cross_target
-from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = {

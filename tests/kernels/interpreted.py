@@ -18,12 +18,12 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import ROLES
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.reference import poison, reference, relative_error
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.vllm import VllmKernel
-from moeopt.shape import ROLES
-from moeopt.space import LaunchConfig
 from tests.kernels.engine_cases import CASES
 
 TOKENS = 3

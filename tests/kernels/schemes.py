@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moeopt.shape import MoEShape
+from moeopt.core.shape import MoEShape
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "bf16": {},

@@ -11,15 +11,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape, Role
+from moeopt.core.space import SearchSpace
 from moeopt.errors import UnsupportedShapeError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.builtin import BuiltinKernel
 from moeopt.kernels.builtin_launch import launch, options_for, swaps_operands
 from moeopt.kernels.layer import Layer, make_batch, make_layer
 from moeopt.kernels.quant import compute_dtype
 from moeopt.kernels.reference import TOLERANCE, reference, relative_error
-from moeopt.shape import ROLES, MoEShape, Role
-from moeopt.space import LaunchConfig, SearchSpace
 from tests.kernels.schemes import SCHEMES, small_shape
 
 H200, RTX = GpuSpec.by_name("H200"), GpuSpec.by_name("RTX 5090")

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.engines.source import ENGINES
 from moeopt.kernels.engine import _IMPORTED
-from moeopt.kernels.engine_source import ENGINES
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.target import cross_target
 from moeopt.kernels.vllm import VllmKernel
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
-from tests.engines import SGLANG, VLLM, engine_source
 from tests.kernels import tiny_engine
+from tests.wheels import SGLANG, VLLM, engine_source
 
 SHAPE = MoEShape(8, 2, 64, 32)
 CONFIG = LaunchConfig(16, 32, 64, 1, 4, 3)
@@ -171,8 +171,8 @@ PROBE = """
 import json, sys
 from moeopt.kernels import get_kernel
 kernel = get_kernel("auto", engine=sys.argv[1])
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.core.config import LaunchConfig
 shape = MoEShape(32, 4, 256, 128)
 said = kernel.load(shape)
 launch = kernel.meta_launch(shape, "up", 4, LaunchConfig(32, 64, 64, 8, 4, 3), (9, 0))

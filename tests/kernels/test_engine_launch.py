@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError, UnsupportedShapeError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.engine_align import align_to, aligned_rows
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.sglang import SglangKernel
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 from tests.kernels import tiny_engine
 
 SHAPE = MoEShape(8, 2, 64, 32)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import ROLES, MoEShape
+from moeopt.engines.source import ENGINES
 from moeopt.kernels import get_kernel
 from moeopt.kernels.engine import EngineKernel
-from moeopt.kernels.engine_source import ENGINES
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.reference import TOLERANCE, poison, reference, relative_error
 from moeopt.kernels.target import cross_target
-from moeopt.shape import ROLES, MoEShape
-from moeopt.space import LaunchConfig
 
 pytestmark = pytest.mark.gpu
 E, TOP_K, K, N = 64, 8, 1024, 512

@@ -17,7 +17,7 @@ STUB = "import triton\n\n\n@triton.jit\ndef fused_moe_kernel(\n    a_ptr,\n):\n 
 def no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("MOEOPT_SGLANG_KERNEL", "MOEOPT_VLLM_KERNEL"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("moeopt.kernels.engine_source._package_roots", lambda package: [])
+    monkeypatch.setattr("moeopt.engines.source._package_roots", lambda package: [])
 
 
 def test_auto_is_ours_where_no_engine_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,10 +11,10 @@ import joblib
 import pytest
 
 from benchmarks import correctness, gpu_run, parity
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import DTYPES, ROLES
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.shape import DTYPES, ROLES
-from moeopt.space import LaunchConfig
 from tests.kernels.schemes import small_shape
 
 H200, RTX = GpuSpec.by_name("H200"), GpuSpec.by_name("RTX 5090")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import agreement, whole_tune
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.space import LaunchConfig
 
 TILE = LaunchConfig(16, 32, 64, 1, 4, 3)
 

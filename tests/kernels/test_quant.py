@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moeopt.core.shape import ROLES, MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.quant import (
@@ -15,7 +16,6 @@ from moeopt.kernels.quant import (
     scheme_of,
     weight_scale_shape,
 )
-from moeopt.shape import ROLES, MoEShape
 from tests.kernels.schemes import SCHEMES, small_shape
 
 

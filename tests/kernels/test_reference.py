@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from moeopt.core.shape import ROLES, Role
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.quant import dequantise_activations, dequantise_expert
 from moeopt.kernels.reference import TOLERANCE, reference, relative_error
-from moeopt.shape import ROLES, Role
 from tests.kernels.schemes import SCHEMES, small_shape
 
 IDS = torch.tensor([[0, 1], [3, 3], [4, -1], [-1, -1]])

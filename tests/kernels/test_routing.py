@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.kernels.routing import Routing
-from moeopt.shape import MoEShape
 
 SHAPE = MoEShape(32, 4, 64, 64)
 UNIFORM = [[[2, 9, 12, 31], [4, 7, 19, 28]]]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.errors import UnsupportedShapeError
-from moeopt.gpu import GpuSpec
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.target import cross_target
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
-from tests.engines import SGLANG, SGLANG_VERSIONS, engine_source
 from tests.kernels.engine_cases import CASES
 from tests.kernels.engine_checks import COMPILED, GPUS, check_compiles, check_interpreted
+from tests.wheels import SGLANG, SGLANG_VERSIONS, engine_source
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 BLOCK = MoEShape(32, 4, 256, 128, "fp8_w8a8", (128, 128))

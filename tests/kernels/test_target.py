@@ -14,14 +14,14 @@ import pytest
 import torch
 from triton.runtime.driver import driver
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, Role
 from moeopt.kernels import builtin_kernel
 from moeopt.kernels.builtin import BuiltinKernel, kernel_shared_bytes
 from moeopt.kernels.builtin_launch import launch, options_for
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.target import _NoDevice, cross_target, current_capability
-from moeopt.shape import MoEShape, Role
-from moeopt.space import LaunchConfig
 from tests.kernels.schemes import small_shape
 
 GPUS = [GpuSpec.by_name("H200"), GpuSpec.by_name("RTX 5090")]

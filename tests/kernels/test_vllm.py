@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
 from moeopt.kernels.target import cross_target
 from moeopt.kernels.vllm import VllmKernel
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
-from tests.engines import VLLM, VLLM_VERSIONS, engine_source
 from tests.kernels.engine_cases import CASES
 from tests.kernels.engine_checks import COMPILED, GPUS, check_compiles, check_interpreted
+from tests.wheels import VLLM, VLLM_VERSIONS, engine_source
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 OLD = "0.11.2"

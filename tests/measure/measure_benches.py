@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeopt.measure.base import Cell, Job
-from moeopt.measure.faults import FaultyBench
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Job
 from moeopt.measure.worker import Checked
-from moeopt.space import LaunchConfig
+from moeopt.testing.faults import FaultyBench
 
 
 @dataclass

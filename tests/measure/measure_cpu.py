@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moeopt.gpu import GpuSpec
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
 from moeopt.kernels.builtin import BuiltinKernel
 from moeopt.kernels.reference import reference
 from moeopt.measure.bench import CudaBench
-from moeopt.space import LaunchConfig
 
 
 class CpuTimer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from moeopt.core.config import LaunchConfig
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.space import LaunchConfig
 
 Kind = Literal["fault", "hang", "memory", "wrong", "crash"]
 # Two minutes at 2 GHz: far beyond any deadline, and it ends by itself should nobody end it.

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from faulty import FaultyKernel
-from measure_benches import HangsLaterBench
-from measure_workers import make_device
-
 from moeopt.cli import main, tune
 from moeopt.compile import CompilePool
 from moeopt.measure.base import Device
 from moeopt.measure.supervisor import Deadlines
+from tests.compile.faulty import FaultyKernel
+from tests.measure.measure_benches import HangsLaterBench
+from tests.measure.measure_workers import make_device
 
 PATIENT = Deadlines(start=120.0, prepare=600.0, first_check=600.0, floor=600.0, factor=20.0)
 

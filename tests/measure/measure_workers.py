@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from moeopt.compile import Compiled
+from moeopt.core.config import LaunchConfig
+from moeopt.core.provenance import DeviceInfo
+from moeopt.core.shape import Role
+from moeopt.core.trial import Failure
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.measure.base import DeviceInfo, Failure
-from moeopt.measure.device import WorkerDevice
-from moeopt.measure.faults import FaultyBench
-from moeopt.measure.recording import Recording
 from moeopt.measure.supervisor import Deadlines, Supervisor
-from moeopt.shape import Role
-from moeopt.space import LaunchConfig
+from moeopt.measure.worker_device import WorkerDevice
+from moeopt.recordings.format import Recording
+from moeopt.testing.faults import FaultyBench
 
 QUICK = Deadlines(start=60.0, prepare=20.0, first_check=0.5, floor=0.5, factor=20.0)
 

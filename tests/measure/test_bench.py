@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 import torch
-from measure_cpu import CpuBench, QuickKernel
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell, Job
 from moeopt.errors import InvalidInputError
 from moeopt.kernels.align import kept_with
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.measure.base import Cell, Job
+from moeopt.kernels.workset import LAUNCHES
 from moeopt.measure.worker import BenchError
-from moeopt.measure.workset import LAUNCHES
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
+from tests.measure.measure_cpu import CpuBench, QuickKernel
 
 SHAPE = MoEShape(8, 2, 64, 32)
 CONFIG = LaunchConfig(16, 32, 32, 1, 4, 2)

@@ -8,22 +8,22 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-import measure_gpu_faults
 import pytest
 import torch
 import triton
 
 from benchmarks import agreement
 from moeopt.compile import CompilePool
-from moeopt.devices import DeviceOptions
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell, Job
 from moeopt.kernels import get_kernel
-from moeopt.measure.base import Cell, Job
 from moeopt.measure.bench import CudaBench
 from moeopt.measure.cuda import CudaDevice, open_cuda
+from moeopt.measure.options import DeviceOptions
 from moeopt.measure.roofline import RateStore
 from moeopt.measure.supervisor import Deadlines
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
+from tests.measure import measure_gpu_faults
 
 pytestmark = pytest.mark.gpu
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
-from measure_workers import make_device
 
-from moeopt.measure.base import Job, Measurement, Race, never_stop
-from moeopt.measure.faults import REASONS, Fault, choose_faults
-from moeopt.measure.recording import Recording
-from moeopt.options import TuneOptions
-from moeopt.shape import ROLES
-from moeopt.space import LaunchConfig
-from moeopt.study import StudyStore
-from moeopt.tuner import Tuner
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import ROLES
+from moeopt.core.trial import Job, Measurement, Race, never_stop
+from moeopt.recordings.format import Recording
+from moeopt.storage.store import StudyStore
+from moeopt.testing.faults import REASONS, Fault, choose_faults
+from moeopt.tuning.options import TuneOptions
+from moeopt.tuning.tuner import Tuner
+from tests.measure.measure_workers import make_device
 
 KINDS: tuple[Fault, ...] = ("crash", "hang", "lie", "stick", "memory")
 SIZES = (64,)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 log = logging.getLogger(__name__)
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
@@ -25,9 +25,9 @@ HERE = Path(__file__).parent
 def test_a_run_that_is_interrupted(
     tiny_recording: Callable[..., Path], tmp_path: Path, busy: str, sign: str, how: signal.Signals
 ) -> None:
-    paths = [str(HERE), str(HERE.parent / "compile"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.Popen(
-        [sys.executable, str(HERE / "measure_interrupt.py"), busy, str(tiny_recording()), str(tmp_path)],
+        [sys.executable, "-m", "tests.measure.measure_interrupt", busy, str(tiny_recording()), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from measure_nvml import Nvml
-
 from moeopt.measure.monitor import GpuMonitor, visible
+from tests.measure.measure_nvml import Nvml
 
 SERVER, WORKER = 4_190_001, 4_190_002  # no such processes here
 

@@ -6,22 +6,22 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-import measure_cpu
 import pytest
 
-from moeopt.devices import DeviceOptions
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell, Job
 from moeopt.errors import DeviceError
 from moeopt.measure import cuda
-from moeopt.measure.base import Cell, Job
 from moeopt.measure.cuda import CudaDevice, open_cuda
-from moeopt.measure.fleet import Fleet
+from moeopt.measure.multi_gpu import Fleet
+from moeopt.measure.options import DeviceOptions
 from moeopt.measure.roofline import Rates, RateStore, rate_key
 from moeopt.measure.supervisor import Deadlines
-from moeopt.options import TuneOptions
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
-from moeopt.study import StudyStore
-from moeopt.tuner import Tuner
+from moeopt.storage.store import StudyStore
+from moeopt.tuning.options import TuneOptions
+from moeopt.tuning.tuner import Tuner
+from tests.measure import measure_cpu
 
 SHAPE = MoEShape(8, 2, 64, 32)
 PATIENT = Deadlines(first_check=120.0, floor=120.0)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeopt.measure.base import Cell
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell
 from moeopt.measure.roofline import (
     Rates,
     RateStore,
@@ -19,7 +20,6 @@ from moeopt.measure.roofline import (
     roofline_us,
     work,
 )
-from moeopt.shape import MoEShape
 
 QWEN = MoEShape(256, 8, 3072, 256)
 H200 = Rates(4300.0, 4200.0, 780.0)

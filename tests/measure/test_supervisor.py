@@ -10,16 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from measure_benches import DiesOverOperandsBench, LongLaunchBench, StillbornBench
-from measure_workers import QUICK
 
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Job, never_stop
 from moeopt.errors import DeviceError
-from moeopt.measure.base import Cell, Job, never_stop
-from moeopt.measure.faults import Fault, FaultyBench
-from moeopt.measure.recording import Recording
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.measure.worker import Task
-from moeopt.space import LaunchConfig
+from moeopt.recordings.format import Recording
+from moeopt.testing.faults import Fault, FaultyBench
+from tests.measure.measure_benches import DiesOverOperandsBench, LongLaunchBench, StillbornBench
+from tests.measure.measure_workers import QUICK
 
 CELL = Cell("up", 16)
 

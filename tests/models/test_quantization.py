@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.models import Derivation, shape_from_model
-from moeopt.shape import MoEShape
 
 BASE = {
     "architectures": ["Qwen3MoeForCausalLM"],

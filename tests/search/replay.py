@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.core.shape import ROLES
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Job, Measurement
+from moeopt.recordings.device import RecordedDevice
+from moeopt.recordings.format import Recording
 from moeopt.search.strategy import SearchProblem, Strategy
-from moeopt.shape import ROLES
-from moeopt.space import SearchSpace
 
 RECORDINGS = Path(__file__).parents[2] / "studies" / "recordings"
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeopt.measure.base import Cell, Failure, Job, Measurement
-from moeopt.measure.recording import RecordedDevice, Recording
-from moeopt.search.landscape import Landscape, load_landscapes
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import ROLES
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Failure, Job, Measurement
+from moeopt.recordings.device import RecordedDevice
+from moeopt.recordings.format import Recording
+from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.lattice import LatticeOptions, LatticeStrategy
-from moeopt.shape import ROLES
-from moeopt.space import LaunchConfig, SearchSpace
 from tests.search.replay import RECORDINGS, jobs_of, problem_of, run
 
 FP8 = "h200-E256-top8-K6144-N256-fp8_w8a8.jsonl.gz"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from moeopt.measure.base import Cell, Failure, Job, Measurement
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Failure, Job, Measurement
 from moeopt.search.ledger import Ledger
-from moeopt.space import LaunchConfig
 
 UP, DOWN = Cell("up", 8), Cell("down", 8)
 

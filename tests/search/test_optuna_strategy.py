@@ -24,10 +24,11 @@ from optuna.samplers import (
 )
 from optuna.trial import TrialState
 
-from moeopt.measure.base import Cell, Measurement
-from moeopt.measure.faults import FaultyDevice, choose_faults
-from moeopt.measure.recording import RecordedDevice, Recording
+from moeopt.core.trial import Cell, Measurement
+from moeopt.recordings.device import RecordedDevice
+from moeopt.recordings.format import Recording
 from moeopt.search.optuna_strategy import OptunaStrategy
+from moeopt.testing.faults import FaultyDevice, choose_faults
 from tests.search.replay import jobs_of, problem_of, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Cell
-from moeopt.measure.recording import Recording
-from moeopt.search.landscape import Landscape, load_landscapes
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell
+from moeopt.recordings.format import Recording
+from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.portfolio import engine_portfolio, greedy_portfolio, merge_portfolios
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig
 from tests.search.replay import RECORDINGS
 
 A, B, C = LaunchConfig(16, 64, 64, 1, 4, 3), LaunchConfig(64, 64, 64, 1, 4, 3), LaunchConfig(128, 128, 64, 16, 8, 4)

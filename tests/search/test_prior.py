@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from moeopt.gpu import GpuSpec
-from moeopt.measure.base import Cell
-from moeopt.measure.recording import Recording
-from moeopt.search.features import config_features, config_table, configs_of, squash
-from moeopt.search.landscape import Landscape
+from moeopt.core.config import LaunchConfig, config_table, configs_of
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell
+from moeopt.recordings.format import Recording
+from moeopt.recordings.landscape import Landscape
+from moeopt.search.features import config_features, squash
 from moeopt.search.prior import alikeness, expected_us, make_prior
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
 from tests.search.replay import RECORDINGS
 
 

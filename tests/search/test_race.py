@@ -6,11 +6,11 @@ import warnings
 
 from optuna.pruners import PercentilePruner, ThresholdPruner
 
-from moeopt.measure.base import Cell, Job, Measurement
-from moeopt.pruners import RacingPruner
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.ledger import Ledger
+from moeopt.search.pruner import RacingPruner
 from moeopt.search.race import PrunerRace
-from moeopt.space import LaunchConfig
 
 CELL, OTHER = Cell("up", 8), Cell("down", 8)
 

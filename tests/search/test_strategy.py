@@ -20,12 +20,13 @@ from optuna.samplers import (
     TPESampler,
 )
 
+from moeopt.core.trial import Cell
 from moeopt.errors import InvalidInputError
-from moeopt.measure.base import Cell
-from moeopt.measure.recording import RecordedDevice, Recording
-from moeopt.samplers import LatticeSampler
+from moeopt.recordings.device import RecordedDevice
+from moeopt.recordings.format import Recording
 from moeopt.search.lattice import LatticeStrategy
 from moeopt.search.optuna_strategy import OptunaStrategy, failure_constraint
+from moeopt.search.sampler import LatticeSampler
 from moeopt.search.strategy import SearchProblem, make_strategy
 from tests.search.replay import jobs_of, problem_of, run
 

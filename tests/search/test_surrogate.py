@@ -7,10 +7,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import approx_fprime
 
-from moeopt.measure.base import Cell
-from moeopt.search.features import cell_features, config_features, config_table
+from moeopt.core.config import LaunchConfig, config_table
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell
+from moeopt.search.features import cell_features, config_features
 from moeopt.search.surrogate import Hyperparameters, Surrogate
-from moeopt.space import LaunchConfig, SearchSpace
 
 SPACE = SearchSpace(
     "small",

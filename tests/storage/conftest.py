@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from moeopt.measure.base import Cell, Failure, Job, Measurement, Resources
-from moeopt.shape import MoEShape
-from moeopt.space import LaunchConfig, SearchSpace
-from moeopt.study import StudyKey
+from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.core.space import SearchSpace
+from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
+from moeopt.storage.store import StudyKey
 
 from .mariadb import MariaServer
 from .server import PostgresServer

@@ -15,11 +15,13 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from moeopt.measure.base import Job, Measurement, Race, never_stop
-from moeopt.measure.recording import RecordedDevice, Recording
-from moeopt.options import TuneOptions
-from moeopt.study import StudyStore
-from moeopt.tuner import Tuner
+from moeopt.core.trial import Job, Measurement, Race, never_stop
+from moeopt.distributed.board import share
+from moeopt.recordings.device import RecordedDevice
+from moeopt.recordings.format import Recording
+from moeopt.storage.store import StudyStore
+from moeopt.tuning.options import TuneOptions
+from moeopt.tuning.tuner import Tuner
 
 SECONDS_PER_JOB = 0.008
 
@@ -44,7 +46,7 @@ def run(recording: Recording, order: dict[str, str]) -> None:
     with StudyStore(order["storage"]) as store:
         device = SlowDevice(recording, Path(order["log"]))
         options = TuneOptions(batch_sizes=recording.batch_sizes[1::3], trials=10, seed=5)
-        result = Tuner(device, store, options).run()
+        result = Tuner(device, store, options, share=share).run()
     Path(order["result"]).write_text(json.dumps(result.to_dict(), sort_keys=True))
 
 

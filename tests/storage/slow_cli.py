@@ -9,10 +9,10 @@ import os
 import time
 
 from moeopt.cli import main
-from moeopt.measure.base import Job, Measurement, Race
-from moeopt.measure.recording import RecordedDevice
-from moeopt.storage.shared import SharedDevice
-from moeopt.study import StudyStore
+from moeopt.core.trial import Job, Measurement, Race
+from moeopt.distributed.shared import SharedDevice
+from moeopt.recordings.device import RecordedDevice
+from moeopt.storage.store import StudyStore
 
 SECONDS_PER_JOB = 0.02
 _measure = RecordedDevice._measure

@@ -14,11 +14,11 @@ import pytest
 from optuna.storages._rdb import models
 from sqlalchemy import select, update
 
-from moeopt.dashboard import annotate, serve
+from moeopt.core.trial import Cell, Measurement
 from moeopt.errors import StorageError
-from moeopt.measure.base import Cell, Measurement
+from moeopt.report.dashboard import annotate, serve
 from moeopt.storage.rdb import RdbBackend
-from moeopt.study import StudyKey, StudyStore
+from moeopt.storage.store import StudyKey, StudyStore
 
 from .conftest import CELLS, SERVERS
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeopt.measure.base import Cell, Failure, Job, Measurement, Resources
-from moeopt.shape import MoEShape
-from moeopt.space import REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
 from moeopt.storage.codec import PACKED, TrialContext, decode, distribution, encode, pack, repack, unpack, unpack_all
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
@@ -60,7 +60,7 @@ def test_a_value_is_replaced_whatever_its_length(values: list[str]) -> None:
 
 
 def test_configs_of_all_spaces_share_distributions() -> None:
-    from moeopt.space import SearchSpace
+    from moeopt.core.space import SearchSpace
 
     shape = MoEShape(256, 8, 3072, 256)
     spaces = SearchSpace.grid(shape), SearchSpace.wide(shape)

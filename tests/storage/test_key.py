@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.shape import MoEShape
+from moeopt.core.trial import Cell
 from moeopt.errors import StorageError
-from moeopt.measure.base import Cell
-from moeopt.shape import MoEShape
 from moeopt.storage.key import StudyKey, cell_of, words
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
 
 
 def test_the_name_says_what_it_is(key: StudyKey) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_run import machine_facts
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
 
-RECORDING = "moeopt/recordings/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
+RECORDING = "moeopt/recordings/data/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
 ROOT = Path(__file__).parents[2]
 POINTS = 20
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from moeopt.core.trial import Measurement
 from moeopt.errors import StorageError
-from moeopt.measure.base import Measurement
 from moeopt.storage.journal import repair
+from moeopt.storage.store import StudyKey, StudyStore
 from moeopt.storage.url import StorageUrl
-from moeopt.study import StudyKey, StudyStore
 
 from .conftest import CELLS
 from .server import PostgresServer
@@ -108,7 +108,7 @@ _OPEN = """
 import os, sys
 import moeopt.storage.journal, moeopt.storage.rdb
 from moeopt.errors import StorageError
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
 if os.geteuid() == 0:  # whom no permission stops
     os.setgid(65534)
     os.setuid(65534)

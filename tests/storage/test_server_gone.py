@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moeopt.study import StudyStore
+from moeopt.storage.store import StudyStore
 
 from .server import PASSWORD, PostgresServer
 

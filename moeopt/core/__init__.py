@@ -1,0 +1,1 @@
+"""Values that all parts speak of: shapes, configs, spaces, trials, GPUs, provenance."""

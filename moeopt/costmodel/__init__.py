@@ -1,0 +1,1 @@
+"""Cost model of a launch: a formula, and trees fitted on recordings."""

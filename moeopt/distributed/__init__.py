@@ -1,0 +1,1 @@
+"""Tunes on several machines: workers over a database server, and Ray."""

@@ -1,0 +1,1 @@
+"""Engines whose config files moeopt writes, and their kernels' sources."""

@@ -1,0 +1,68 @@
+"""Options of a GPU device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeopt.core.provenance import WARM_L2
+from moeopt.errors import InvalidInputError
+from moeopt.kernels import KERNEL_NAMES
+from moeopt.kernels.routing import Routing
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """How a GPU is used. A recording's times are what they are: another kernel or routing is refused for it.
+
+    Attributes:
+        kernel: ``builtin``, ``sglang``, ``vllm`` or ``auto``.
+        engine: The engine that the result is for, which ``auto`` looks for.
+        routing: Distribution of tokens over experts, as :class:`moeopt.kernels.routing.Routing` reads it.
+        seed: Of operands and routings.
+        workers: Compile processes, or None for all cores but one.
+        warm_l2: Whether the weights may stay in L2 between launches.
+        wait_idle: Seconds to wait for a busy GPU to become quiet before each batch of timings.
+        compile_cache: Directory of Triton's cache, or None for Triton's own.
+        executor: ``local``, or ``ray`` for the GPUs of a Ray cluster.
+    """
+
+    kernel: str = "auto"
+    engine: str | None = None
+    routing: str = "uniform"
+    seed: int = 0
+    workers: int | None = None
+    warm_l2: bool = False
+    wait_idle: float = 0.0
+    compile_cache: Path | None = None
+    executor: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("local", "ray"):
+            raise InvalidInputError(f"executor {self.executor!r} is unknown: give 'local' or 'ray'")
+        if self.kernel not in KERNEL_NAMES:
+            raise InvalidInputError(f"kernel {self.kernel!r} is unknown: give one of {', '.join(KERNEL_NAMES)}")
+        if self.workers is not None and self.workers < 1:
+            raise InvalidInputError(f"workers is {self.workers}: give at least 1 compile process")
+        Routing.parse(self.routing)
+
+    @classmethod
+    def as_measured(cls, kernel: str, routing: str, given: str | None = None, **options: Any) -> DeviceOptions:
+        """Options that measure as earlier times were measured.
+
+        Args:
+            kernel: Theirs.
+            routing: Key of theirs, as :class:`~moeopt.core.provenance.DeviceInfo` has it.
+            given: The routing that the user names, which a file needs: a key holds its hash, not its path.
+            **options: The others.
+
+        Raises:
+            InvalidInputError: Another routing is given, or a file is needed and none is given.
+        """
+        key = routing.removesuffix(WARM_L2)
+        if key.startswith("file:") and given is None:
+            raise InvalidInputError("these times are of a routing file: give it again with --routing file:PATH")
+        if given is not None and Routing.parse(given).key != key:
+            raise InvalidInputError(f"routing {given!r} was given, and these times are of {key!r}: leave it away")
+        return cls(kernel=kernel, routing=given or key, warm_l2=routing != key, **options)

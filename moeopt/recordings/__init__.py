@@ -1,0 +1,1 @@
+"""Recordings: measured landscapes in files, and a device that replays one."""

@@ -1,0 +1,99 @@
+"""A device that replays a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
+from moeopt.core.provenance import DeviceInfo
+from moeopt.core.shape import Role
+from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
+from moeopt.kernels.defaults import engine_default
+from moeopt.measure.base import Device
+from moeopt.recordings.format import Recording
+
+
+class RecordedDevice(Device):
+    """Replays a recording: the same loop as on a GPU, without one."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.shape = recording.shape
+        self.gpu = recording.gpu
+        header = recording.header
+        kernel, _, rest = str(header["kernel"]).partition(" ")
+        versions = header["versions"]
+        self.info = DeviceInfo(
+            source=(
+                f"replaying {recording.path.name}: times measured earlier on {self.gpu.name}, "
+                "nothing is measured on this machine"
+            ),
+            kernel=kernel,
+            kernel_version=rest.split(" ")[0] if rest else "",
+            kernel_hash=str(header.get("kernel_hash", "")),
+            triton=str(versions.get("triton", "")),
+            torch=str(versions.get("torch", "")),
+            driver=str(versions.get("driver", "")),
+            routing=str(header.get("routing", "uniform")),
+            recorded=True,
+        )
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return self.recording.batch_sizes
+
+    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
+        """Those that the recording holds and that fit the GPU.
+
+        A config that did not compile stays in: on a GPU, too, that shows only when it is tried.
+        """
+        rows = self.recording.rows
+        return [c for c in configs if c in rows and rows[c].status != "out_of_resources"]
+
+    def space_extras(self) -> tuple[str, ...]:
+        return tuple(key for key in self.recording.header.get("space", {}) if key not in REQUIRED_KEYS)
+
+    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
+        engine = self.info.kernel if self.info.kernel == "vllm" else "sglang"
+        return engine_default(engine, self.shape, batch_size, self.gpu)
+
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
+        for job in jobs:
+            yield self._measure(job, race)
+
+    def _measure(self, job: Job, race: Race) -> Measurement:
+        row = self.recording.rows.get(job.config)
+        if row is None:
+            return Measurement(job, "failed", failure=Failure("constraints", "not in the recording"))
+        if row.status != "ok":
+            reason: Reason = "constraints" if row.status == "out_of_resources" else "compile"
+            return Measurement(job, "failed", failure=Failure(reason, row.error or row.status))
+        cell = job.cell
+        if any(cell.batch_size not in row.roles[role].us for role in cell.roles):
+            return Measurement(
+                job, "failed", failure=Failure("constraints", f"batch size {cell.batch_size} is not in the recording")
+            )
+        per_role = [row.roles[role].us[cell.batch_size] for role in cell.roles]
+        resources = {role: row.roles[role].resources for role in cell.roles}
+        errors = [row.roles[role].relative_error for role in cell.roles]
+        rounds: list[float] = []
+        status = "ok"
+        for values in zip(*per_role, strict=False):
+            rounds.append(sum(values))
+            if race(job, rounds):
+                status = "raced_out"
+                break
+        return Measurement(
+            job,
+            "raced_out" if status == "raced_out" else "ok",
+            us=tuple(rounds),
+            relative_error=max((e for e in errors if e is not None), default=None),
+            resources=resources,
+        )
+
+    def roofline_us(self, cell: Cell) -> float | None:
+        rooflines = self.recording.header.get("roofline_us", {})
+        try:
+            return float(sum(rooflines[role][str(cell.batch_size)] for role in cell.roles))
+        except KeyError:
+            return None

@@ -1,0 +1,1 @@
+"""Reports of results: an HTML page, the dashboard, the status of a database."""

@@ -1,0 +1,1 @@
+"""Parts to test with: devices and workers that fail on purpose."""

@@ -1,0 +1,1 @@
+"""The tune: its loop, options, start, finalists and outcome."""

@@ -1,0 +1,74 @@
+"""What a study database holds for one key, as a result: nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeopt.core.provenance import DeviceInfo
+from moeopt.core.trial import Cell, Job, Mode
+from moeopt.search.ledger import Ledger
+from moeopt.storage.store import StudyKey, StudyStore
+from moeopt.tuning.assemble import SideTimes, assemble
+from moeopt.tuning.finalists import from_info, with_finals
+from moeopt.tuning.outcome import Counts, Outcome
+
+
+def kept_finals(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> dict[Job, tuple[float, ...]]:
+    """The finalists' times that the database holds for these cells."""
+    finals: dict[Job, tuple[float, ...]] = {}
+    for cell in cells:
+        finals.update(from_info(cell, store.cell_info(key, cell).get("finals", ())))
+    return finals
+
+
+def load_result(store: StudyStore, key: StudyKey) -> Outcome:
+    """The best that a study database holds for one key, without tuning.
+
+    Args:
+        store: An open database.
+        key: One of its keys.
+    """
+    summary = next(s for s in store.keys() if s.key == key)  # noqa: SIM118  (a method of ours, no dict)
+    cells = tuple(summary.cells)
+    mode: Mode = "joint" if key.mode == "joint" else "split"
+    ledger = Ledger(cells)
+    resumed = 0
+    for trials in store.load(key, cells).values():
+        ledger.add(trial.measurement for trial in trials)
+        resumed += len(trials)
+    final = with_finals(ledger, kept_finals(store, key, cells))
+    side = SideTimes()
+    for cell in cells:
+        info = store.cell_info(key, cell)
+        for role in cell.roles:
+            one = Cell(role, cell.batch_size)
+            for name, into in (("default", side.default_us), ("winner", side.winner_us)):
+                kept = info.get(f"{name}_{role}")
+                if kept is not None and kept["us"] is not None:
+                    into[one] = kept["us"]
+            if f"roofline_{role}" in info:
+                side.roofline_us[one] = info[f"roofline_{role}"]
+    source = DeviceInfo(
+        source=f"loaded from {store.display}",
+        kernel=key.kernel,
+        kernel_version=key.kernel_version,
+        kernel_hash=key.kernel_hash,
+        triton=key.triton,
+        torch=key.torch,
+        driver=key.driver,
+        routing=key.routing,
+        recorded=key.recorded,
+    )
+    return Outcome(
+        shape=key.shape,
+        gpu=key.gpu,
+        info=source,
+        mode=mode,
+        space="",
+        seed=None,
+        wall_s=0.0,
+        rows=assemble(mode, final, final.choose(raced_out=True), side),
+        counts=Counts(resumed=resumed),
+        storage=store.url,
+        key=key,
+    )
