@@ -43,7 +43,7 @@ from tests.storage.server import PostgresServer  # noqa: E402
 SHAPE = MoEShape(256, 8, 3072, 256)
 KEY = StudyKey(SHAPE, "NVIDIA H200", "builtin", "0.1.0", "0123456789abcdef", "3.6.0", "2.11.0", "570.86")
 CELLS = [Cell(role, m) for m in DEFAULT_BATCH_SIZES for role in ROLES]
-RECORDING = ROOT / "moeopt/recordings/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
+RECORDING = ROOT / "moeopt/recordings/data/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
 
 
 def measurements(count: int) -> list[Measurement]:

@@ -16,9 +16,6 @@ from moeopt.errors import InvalidInputError
 from moeopt.search.ledger import Ledger
 
 if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
-
     from moeopt.recordings.landscape import Landscape
 
 
@@ -102,21 +99,3 @@ class Strategy(ABC):
     def left(self, cell: Cell) -> int:
         """Launch configs that may still be timed in a cell."""
         return max(0, self.problem.trials - sum(1 for m in self.ledger.rows(cell).values() if m.us))
-
-
-def make_strategy(
-    problem: SearchProblem, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
-) -> Strategy:
-    """The strategy of a tune.
-
-    Args:
-        problem: What to search.
-        sampler: Any Optuna sampler, or None for moeopt's own.
-        pruner: Any Optuna pruner, or None for :class:`moeopt.search.pruner.RacingPruner`.
-    """
-    from moeopt.search.lattice import LatticeStrategy
-    from moeopt.search.optuna_strategy import OptunaStrategy
-
-    if sampler is None:
-        return LatticeStrategy(problem, pruner)
-    return OptunaStrategy(problem, sampler, pruner)

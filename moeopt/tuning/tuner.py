@@ -20,7 +20,8 @@ from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import InvalidInputError, StorageError
 from moeopt.measure.base import Device
 from moeopt.search.ledger import Ledger
-from moeopt.search.strategy import SearchProblem, Strategy, make_strategy
+from moeopt.search.make import make_strategy
+from moeopt.search.strategy import SearchProblem, Strategy
 from moeopt.storage.store import StudyKey, StudyStore, TrialWriter
 from moeopt.tuning.assemble import SideTimes, assemble, home
 from moeopt.tuning.finalists import find_finalists, time_finalists, to_info, with_finals

@@ -12,6 +12,7 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GPUS, GpuSpec
 from moeopt.core.shape import DTYPES, ROLES, MoEShape
 from moeopt.core.space import SearchSpace
+from moeopt.costmodel import model as costmodel
 from moeopt.costmodel.model import (
     EVERYTHING,
     FEATURES,
@@ -28,7 +29,6 @@ from moeopt.costmodel.model import (
     predict_us,
     unpack_correction,
 )
-from moeopt.costmodel.model import model as costmodel
 from moeopt.recordings.landscape import load_landscapes
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "studies" / "recordings").glob("*.jsonl.gz"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from moeopt.recordings.format import Recording
+from tests.storage.conftest import key, mariadb, postgres, postgres_url, server, server_url  # noqa: F401  (fixtures)
 
 from .executors import RayExecutor
 

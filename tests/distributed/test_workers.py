@@ -27,7 +27,6 @@ from moeopt.storage.rdb import RdbBackend
 from moeopt.storage.store import StudyKey, StudyStore
 from moeopt.tuning.options import TuneOptions
 from moeopt.tuning.tuner import Tuner
-from tests.storage.conftest import key, mariadb, measurements, postgres, postgres_url, server, server_url, url  # noqa: F401  (fixtures)
 from tests.storage.mariadb import MariaServer
 from tests.storage.server import PostgresServer
 

@@ -25,9 +25,10 @@ from moeopt.errors import InvalidInputError
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.search.lattice import LatticeStrategy
+from moeopt.search.make import make_strategy
 from moeopt.search.optuna_strategy import OptunaStrategy, failure_constraint
 from moeopt.search.sampler import LatticeSampler
-from moeopt.search.strategy import SearchProblem, make_strategy
+from moeopt.search.strategy import SearchProblem
 from tests.search.replay import jobs_of, problem_of, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
