@@ -124,7 +124,7 @@ def measure(case: Case, kernel: MoEKernel, gpu: GpuSpec, device: str = "cuda") -
             out = torch.empty(expected.shape, dtype=compute_dtype(shape), device=device)
             errors = {}
             for config in legal_configs(kernel, shape, role, gpu):
-                poison(out, batch, skips_absent=kernel.skips_absent(shape))
+                poison(out, batch, skips_remote_experts=kernel.skips_remote_experts(shape))
                 kernel.bind(layer, role, batch, config, out)()
                 errors[config] = relative_error(out, expected)
             if errors:

@@ -362,7 +362,7 @@ class CompilePool:
     def _died(self, task: _Task, error: BaseException) -> None:
         sign = _signal_of(error)
         if sign == "SIGKILL" and not task.killed:
-            # Nobody here sent it: the kernel ran out of memory and picked this process, which may be innocent.
+            # Nobody here sent it: the kernel ran out of memory and picked this process, which may not be at fault.
             log.warning(
                 "a compile process was killed, most likely for lack of memory: %s is tried once more", task.config
             )

@@ -107,7 +107,7 @@ Race = Callable[[Job, Sequence[float]], bool]
 
 
 def never_stop(job: Job, rounds: Sequence[float]) -> bool:
-    """A race that everything survives."""
+    """Never stops a job."""
     return False
 
 

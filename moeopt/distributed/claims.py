@@ -255,7 +255,7 @@ class JobBoard:
         return {row.job_id: decode(outstanding[row.job_id].cell, json.loads(row.result)) for row in rows}
 
     def renew(self, wanted: Sequence[int]) -> None:
-        """Says that this process lives: renews its claims, and its wish for these rows."""
+        """Says that this process lives: renews its claims, and its request for these rows."""
         with self._backend.begin() as connection:
             now = self._now(connection)
             mine = and_(_JOBS.c.owner == self.owner, _JOBS.c.state == _CLAIMED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.distributed.ray_compile import CompileBroker, CompileSetup, RayCompiler
-from moeopt.distributed.ray_fleet import RayFleet, connect, import_ray
+from moeopt.distributed.ray_device import RayDevice, connect, import_ray
 from moeopt.errors import DeviceError
 from moeopt.kernels.base import MoEKernel
 from moeopt.measure.base import Device
@@ -27,7 +27,7 @@ def open_ray(
     *,
     batch_sizes: tuple[int, ...] | None,
     open_recorded: Callable[[str, MoEShape | None, DeviceOptions], Device],
-) -> RayFleet:
+) -> RayDevice:
     """A device on all GPUs of a Ray cluster, or with a recording on all its nodes.
 
     Args:
@@ -46,7 +46,7 @@ def open_ray(
     if gpu is not None and gpu.startswith("recorded:"):
         device = open_recorded(gpu.removeprefix("recorded:"), shape, local)
         nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        return RayFleet(functools.partial(_same, device), nodes)
+        return RayDevice(functools.partial(_same, device), nodes)
     count = int(ray.cluster_resources().get("GPU", 0))
     if count == 0:
         raise DeviceError("the Ray cluster has no GPU: start its nodes where CUDA GPUs are, or give recorded:FILE")
@@ -56,7 +56,7 @@ def open_ray(
     env = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
     broker = start_broker(count, options.workers)
     make = functools.partial(_open_own_gpu, broker, shape, local, batch_sizes)
-    return RayFleet(make, count, num_gpus=1, runtime_env=env)
+    return RayDevice(make, count, num_gpus=1, runtime_env=env)
 
 
 def start_broker(reserved: float, workers: int | None) -> Any:

@@ -27,7 +27,7 @@ _STORE_EVERY_S: Final = 0.3
 _CHUNK: Final = 16
 
 
-class Patience:
+class RetryPolicy:
     """Calls that are tried again, with growing delays, while the database is away."""
 
     def __init__(self, give_up_s: float) -> None:
@@ -53,7 +53,7 @@ class Patience:
 
 
 class Heartbeat:
-    """Renews this process's claims and wishes from a thread, until closed."""
+    """Renews this process's leases and requests from a thread, until closed."""
 
     def __init__(self, board: JobBoard) -> None:
         self._board = board
@@ -78,12 +78,12 @@ class ClaimedJobs:
     """Times claimed jobs on a device and stores what comes, in batches."""
 
     def __init__(
-        self, board: JobBoard, device: Device, context: Callable[[Cell], TrialContext], patience: Patience
+        self, board: JobBoard, device: Device, context: Callable[[Cell], TrialContext], retry: RetryPolicy
     ) -> None:
         self._board = board
         self._device = device
         self._context = context
-        self._patience = patience
+        self._retry = retry
         self._done: list[tuple[Claim, Measurement, datetime, datetime]] = []
 
     @property
@@ -102,7 +102,7 @@ class ClaimedJobs:
         Returns:
             How many were timed; 0 where none waits.
         """
-        claims = self._patience.call(lambda: self._board.claim(_CHUNK))
+        claims = self._retry.call(lambda: self._board.claim(_CHUNK))
         if not claims:
             return 0
         by_job = {claim.job: claim for claim in claims}
@@ -116,7 +116,7 @@ class ClaimedJobs:
                     with suppress(TransientError):
                         self._store()
                     stored_at = time.monotonic()
-        self._patience.call(self._store)
+        self._retry.call(self._store)
         return len(claims)
 
     def _store(self) -> None:
@@ -156,8 +156,8 @@ class SharedDevice(Device):
         self._run = run
         self._seq = first_seq
         self._stored = stored
-        self._patience = Patience(give_up_s)
-        self._jobs = ClaimedJobs(board, device, context, self._patience)
+        self._retry = RetryPolicy(give_up_s)
+        self._jobs = ClaimedJobs(board, device, context, self._retry)
         self._heartbeat = Heartbeat(board)
 
     @property
@@ -173,8 +173,8 @@ class SharedDevice(Device):
     def space_extras(self) -> tuple[str, ...]:
         return self._device.space_extras()
 
-    def hint(self, configs: Iterable[LaunchConfig]) -> None:
-        self._device.hint(configs)
+    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
+        self._device.prefetch(configs)
 
     def roofline_us(self, cell: Cell) -> float | None:
         return self._device.roofline_us(cell)
@@ -187,14 +187,14 @@ class SharedDevice(Device):
         """
         if not jobs:
             return
-        outstanding = self._patience.call(lambda: self._board.post(jobs, self._run, self._seq))
+        outstanding = self._retry.call(lambda: self._board.post(jobs, self._run, self._seq))
         self._seq += len(jobs)
         self._heartbeat.wanted = tuple(outstanding)
         delay = _POLL_S[0]
         try:
             while outstanding:
                 timed = self._jobs.run_some(race)
-                results = self._patience.call(lambda: self._board.results(outstanding))
+                results = self._retry.call(lambda: self._board.results(outstanding))
                 for job_id, trial in sorted(results.items()):
                     del outstanding[job_id]
                     self._stored(trial.measurement.job)

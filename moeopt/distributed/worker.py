@@ -10,7 +10,7 @@ from typing import Final
 from moeopt.core.trial import Cell
 from moeopt.distributed.board import job_board
 from moeopt.distributed.claims import LEASE_S, JobBoard
-from moeopt.distributed.shared import ClaimedJobs, Heartbeat, Patience
+from moeopt.distributed.shared import ClaimedJobs, Heartbeat, RetryPolicy
 from moeopt.errors import StorageError
 from moeopt.measure.base import Device
 from moeopt.storage.backend import TransientError
@@ -61,7 +61,7 @@ class Worker:
         """
         self._store = store
         self._device = device
-        self._patience = Patience(give_up_s)
+        self._retry = RetryPolicy(give_up_s)
         self._keys = tuple(StudyKey.of(device, mode) for mode in ("split", "joint"))
         self._board: JobBoard = job_board(store, self._keys[0], lease_s=lease_s)
         self._context: dict[Cell, TrialContext] = {}
@@ -80,14 +80,14 @@ class Worker:
         Raises:
             StorageError: The database went away and did not come back.
         """
-        jobs = ClaimedJobs(self._board, self._device, self._context_of, self._patience)
+        jobs = ClaimedJobs(self._board, self._device, self._context_of, self._retry)
         heartbeat = Heartbeat(self._board)
         busy_at, delay, looked_at = time.monotonic(), _POLL_S[0], 0.0
         try:
             while True:
                 now = time.monotonic()
                 if now - looked_at > _LOOK_AGAIN_S:
-                    self._patience.call(self._look)
+                    self._retry.call(self._look)
                     looked_at = now
                 done = jobs.run_some()
                 self.timed += done

@@ -86,7 +86,7 @@ class MoEKernel(ABC):
         """
         return f"the {self.key.name} kernel"
 
-    def skips_absent(self, shape: MoEShape) -> bool:
+    def skips_remote_experts(self, shape: MoEShape) -> bool:
         """Whether a launch leaves the rows of pairs whose expert is on another GPU as they are, not zeros."""
         return False
 

@@ -52,17 +52,17 @@ def reference(layer: Layer, role: Role, batch: RoutedBatch, *, dtype: torch.dtyp
     return out
 
 
-def poison(out: Tensor, batch: RoutedBatch, *, skips_absent: bool = False) -> None:
+def poison(out: Tensor, batch: RoutedBatch, *, skips_remote_experts: bool = False) -> None:
     """Fills an output with NaN, so that a row that is not written is wrong.
 
     Args:
         out: [M * top_k, rows].
         batch: The tokens that the launch is for.
-        skips_absent: Whether the kernel leaves out pairs of experts on another GPU
-            (:meth:`moeopt.kernels.base.MoEKernel.skips_absent`): their rows get zeros, and have to keep them.
+        skips_remote_experts: Whether the kernel leaves out pairs of experts on another GPU
+            (:meth:`moeopt.kernels.base.MoEKernel.skips_remote_experts`): their rows get zeros, and have to keep them.
     """
     out.fill_(float("nan"))
-    if skips_absent:
+    if skips_remote_experts:
         out[batch.topk_ids.flatten() < 0] = 0.0
 
 

@@ -62,7 +62,7 @@ class VllmKernel(EngineKernel):
             return f"BLOCK_SIZE_K {config.block_size_k} is launched as {min(shape.block_shape)}: vLLM clamps it"
         return super().illegal_reason(config, shape, role, gpu)
 
-    def skips_absent(self, shape: MoEShape) -> bool:
+    def skips_remote_experts(self, shape: MoEShape) -> bool:
         scale_of_all_rows = shape.dtype == "fp8_w8a8" and not shape.per_channel and not shape.block_shape
         return shape.ep_size > 1 and not scale_of_all_rows and _ignores_absent(self.source.path)
 
@@ -94,7 +94,7 @@ class VllmKernel(EngineKernel):
         # All ranks' experts are aligned here.
         experts = shape.num_experts * shape.ep_size
         rows = aligned_rows(pairs, experts, block_m, few_pairs_rule=unsorted)
-        skip = self.skips_absent(shape)
+        skip = self.skips_remote_experts(shape)
         return align_to(batch.topk_ids, shape.num_experts, block_m, rows, skip_absent=skip)
 
 

@@ -42,8 +42,8 @@ class Device(ABC):
         """Keys beyond the six that the wide space may vary here (``maxnreg``, ``USE_TMA``)."""
         return ("maxnreg",)
 
-    def hint(self, configs: Iterable[LaunchConfig]) -> None:
-        """Says that these may soon be asked for, best first. A device may compile ahead; it need not."""
+    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
+        """Compiles these in the background, best first, where the device can; they may soon be asked for."""
 
     @abstractmethod
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:

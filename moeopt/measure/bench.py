@@ -218,7 +218,7 @@ class CudaBench(Bench):
                     self._kernel.bind(self._layers[i % workload.workset.copies], role, batch, job.config, out)
                     for i, batch in enumerate(workload.batches)
                 ]
-                poison(out, workload.batches[0], skips_absent=self._kernel.skips_absent(self.shape))
+                poison(out, workload.batches[0], skips_remote_experts=self._kernel.skips_remote_experts(self.shape))
                 us = self._timers[number].time_once(launches[0])
                 error = relative_error(out, expect)
                 worst = error if not error <= worst else worst

@@ -163,14 +163,14 @@ def open_cuda(
         raise DeviceError("no CUDA GPU was found: use a GPU machine, or replay a recording with --gpu recorded:FILE")
     if len(indices) == 1:
         return CudaDevice(shape, indices[0], options, batch_sizes=batch_sizes)
-    from moeopt.measure.multi_gpu import Fleet
+    from moeopt.measure.multi_gpu import MultiGpuDevice
 
     devices: list[CudaDevice] = []
     try:
         for index in indices:
             pool = devices[0].pool if devices else None
             devices.append(CudaDevice(shape, index, options, batch_sizes=batch_sizes, pool=pool))
-        return Fleet(devices)
+        return MultiGpuDevice(devices)
     except BaseException:
         for device in devices:
             device.close()

@@ -26,7 +26,7 @@ _JOIN_S: Final = 2.0
 _ANSWER_S: Final = 0.1
 
 
-class Fleet(Device):
+class MultiGpuDevice(Device):
     """Shares jobs out over devices, whole batch sizes at a time.
 
     All configs of a batch size are timed on the same GPU, so that what is compared is never mixed.
@@ -57,7 +57,7 @@ class Fleet(Device):
         count = f"{len(devices)} GPUs; " if len(devices) > 1 else ""
         self.info = replace(first.info, source=count + first.info.source)
         self.control: tuple[float, ...] | None = None
-        self._owners = Owners(range(len(devices)))
+        self._assignment = BatchSizeAssignment(range(len(devices)))
 
     @property
     def batch_sizes(self) -> tuple[int, ...] | None:
@@ -72,9 +72,9 @@ class Fleet(Device):
     def space_extras(self) -> tuple[str, ...]:
         return self.devices[0].space_extras()
 
-    def hint(self, configs: Iterable[LaunchConfig]) -> None:
+    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
         # One compile pool serves all.
-        self.devices[0].hint(configs)
+        self.devices[0].prefetch(configs)
 
     def roofline_us(self, cell: Cell) -> float | None:
         return self.devices[0].roofline_us(cell)
@@ -105,19 +105,19 @@ class Fleet(Device):
         self.check_agreement()
         shares: list[list[Job]] = [[] for _ in self.devices]
         for job in jobs:
-            shares[self._owners.of(job.cell.batch_size)].append(job)
-        exchange = Exchange()
+            shares[self._assignment.of(job.cell.batch_size)].append(job)
+        channel = ResultChannel()
         threads = [
-            threading.Thread(target=exchange.work, args=(device, share), name=f"moeopt-gpu{number}", daemon=True)
+            threading.Thread(target=channel.work, args=(device, share), name=f"moeopt-gpu{number}", daemon=True)
             for number, (device, share) in enumerate(zip(self.devices, shares, strict=True))
             if share
         ]
         for thread in threads:
             thread.start()
         try:
-            yield from exchange.results(race, len(threads))
+            yield from channel.results(race, len(threads))
         finally:
-            exchange.stop()
+            channel.stop()
             for thread in threads:
                 thread.join(timeout=_JOIN_S)
 
@@ -130,7 +130,7 @@ class Fleet(Device):
         return [device.statistics() for device in self.devices if hasattr(device, "statistics")]
 
 
-class Owners:
+class BatchSizeAssignment:
     """Which GPU times which batch size: a new one goes to the GPU with the least to do.
 
     Args:
@@ -203,7 +203,7 @@ def agreement_text(control: Sequence[float] | None) -> tuple[str, ...]:
     return (f"the {len(control)} GPUs agree within {apart:.2f} % on the control config ({listed} µs)",)
 
 
-class Exchange:
+class ResultChannel:
     """Carries results and questions from the devices' threads to the calling one."""
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ class WorkerProcess:
         try:
             self.conn.send_bytes(payload)
         except OSError:
-            raise DeviceError(f"the GPU worker ended at once: {self.last_words()}") from None
+            raise DeviceError(f"the GPU worker ended at once: {self.log_tail()}") from None
 
     @property
     def pid(self) -> int:
@@ -95,7 +95,7 @@ class WorkerProcess:
         try:
             self.conn.send(message)
         except OSError:
-            raise WorkerDiedError(self.obituary()) from None
+            raise WorkerDiedError(self.exit_reason()) from None
 
     def receive(self, timeout: float) -> tuple[Any, ...]:
         """The next message.
@@ -109,11 +109,11 @@ class WorkerProcess:
                 raise WorkerSilentError
             message = self.conn.recv()
         except (EOFError, OSError):
-            raise WorkerDiedError(self.obituary()) from None
+            raise WorkerDiedError(self.exit_reason()) from None
         assert isinstance(message, tuple)
         return message
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """One line on how the process ended."""
         try:
             status = self._process.wait(timeout=2.0)
@@ -127,7 +127,7 @@ class WorkerProcess:
             return "lost its CUDA context"
         return f"ended with exit status {status}"
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last line that the process printed, or how it ended."""
         try:
             with self.log_path.open("rb") as log:
@@ -135,7 +135,7 @@ class WorkerProcess:
                 lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         except OSError:
             lines = []
-        return lines[-1] if lines else self.obituary()
+        return lines[-1] if lines else self.exit_reason()
 
     def kill(self) -> None:
         """Ends the process now. May be called more than once."""

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 DEPTH: Final = 2
 # A config that ended the worker so often is not launched again.
 STRIKES: Final = 2
-_MOST_START_DEATHS: Final = 3
+_MAX_START_DEATHS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -218,11 +218,11 @@ class Supervisor:
             self._live_counts = BenchCounts()
 
     def _died_at_start(self, how: str) -> None:
-        words = self._process.last_words() if self._process is not None else ""
+        words = self._process.log_tail() if self._process is not None else ""
         self._drop()
         self._start_deaths += 1
         self._log_named = True
-        if self._start_deaths >= _MOST_START_DEATHS:
+        if self._start_deaths >= _MAX_START_DEATHS:
             raise DeviceError(f"the GPU worker {how} at its start, {self._start_deaths} times in a row: {words}")
 
     def _receive(self, timeout: float) -> tuple[Any, ...]:
@@ -395,7 +395,7 @@ class Supervisor:
         return Outcome(flight.task, failure=Failure("runtime", f"the GPU worker {how}", str(self.log_path)))
 
     def _not_begun(self, flight: _Flight, how: str, kind: str) -> Outcome | None:
-        """The worker ended before it touched the config: the config is innocent."""
+        """The worker ended before it touched the config: not the config's fault, so it is tried again."""
         self.counts.restarts["hang" if kind == "timeout" else "crash"] += 1
         log.warning("the GPU worker %s before %s: it is started again", how, flight.task.job.config)
         if self._facts is None:
@@ -404,7 +404,7 @@ class Supervisor:
         self._drop()
         flight.repeats += 1
         self._log_named = True
-        if flight.repeats >= _MOST_START_DEATHS:
+        if flight.repeats >= _MAX_START_DEATHS:
             raise DeviceError(
                 f"the GPU worker {how} before {flight.task.job.config} of {flight.task.job.cell.role} "
                 f"M={flight.task.job.cell.batch_size} was launched, {flight.repeats} times: see {self.log_path}"

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 CHUNK_S: Final = 1.0
 DRIFT_LIMIT: Final = 0.02
 _CONTROL_BATCH_SIZE: Final = 256
-_HINT_PRIORITY: Final = 10
+_PREFETCH_PRIORITY: Final = 10
 _CONTROL_PRIORITY: Final = -1
 _POLL_S: Final = 0.5
 
@@ -174,13 +174,13 @@ class WorkerDevice(Device):
             state_end=self._state.to_dict(),
         )
 
-    def hint(self, configs: Iterable[LaunchConfig]) -> None:
+    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
         """Has them compiled once nothing more urgent is to compile."""
         roles: tuple[Role, Role] = ("up", "down")
         for rank, config in enumerate(configs):
             for role in roles:
                 if self._illegal_reason(config, role) is None:
-                    self._compiler.submit(config, role, self._usual(role), priority=_HINT_PRIORITY + rank)
+                    self._compiler.submit(config, role, self._usual(role), priority=_PREFETCH_PRIORITY + rank)
 
     def close(self) -> None:
         self._supervisor.close()

@@ -1,4 +1,4 @@
-"""Faults on purpose: a device that crashes, hangs, lies, sticks or runs out of memory on chosen configs.
+"""Faults on purpose: crashes, hangs, wrong results, sticky errors and lack of memory on chosen configs.
 
 :class:`FaultyDevice` answers as a GPU device answers after such a fault. :class:`FaultyBench` commits
 them for real, in a worker process without a GPU, so that the supervisor that guards a GPU can be
@@ -23,7 +23,7 @@ from moeopt.measure.base import Device
 from moeopt.measure.worker import Bench, BenchCounts, BenchError, Checked
 from moeopt.recordings.format import Recording
 
-Fault = Literal["compile", "crash", "hang", "lie", "nan", "stick", "memory"]
+Fault = Literal["compile", "crash", "hang", "wrong_result", "nan", "sticky_error", "memory"]
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
 
 # What a device reports for each.
@@ -31,9 +31,9 @@ REASONS: Final[Mapping[Fault, Reason]] = {
     "compile": "compile",
     "crash": "runtime",
     "hang": "timeout",
-    "lie": "correctness",
+    "wrong_result": "correctness",
     "nan": "correctness",
-    "stick": "runtime",
+    "sticky_error": "runtime",
     "memory": "runtime",
 }
 _STUCK: Final = "CUDA error: an illegal memory access was encountered"
@@ -84,8 +84,8 @@ class FaultyDevice(Device):
     def space_extras(self) -> tuple[str, ...]:
         return self.device.space_extras()
 
-    def hint(self, configs: Iterable[LaunchConfig]) -> None:
-        self.device.hint(config for config in configs if config not in self.faults)
+    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
+        self.device.prefetch(config for config in configs if config not in self.faults)
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
         sound = [job for job in jobs if job.config not in self.faults]
@@ -144,7 +144,7 @@ class FaultyBench(Bench):
         elif fault == "hang":
             while True:
                 time.sleep(60)
-        elif fault == "stick":
+        elif fault == "sticky_error":
             self._stuck = True
             self._touch()
         elif fault == "memory":
@@ -153,7 +153,7 @@ class FaultyBench(Bench):
         per_round = zip(*(role.us[job.cell.batch_size] for role in per_role), strict=False)
         self._us = [sum(values) for values in per_round][::-1]
         error = max(role.relative_error or 0.0 for role in per_role)
-        return Checked({"lie": 0.5, "nan": float("nan")}.get(fault or "", error), self._us[-1] * 1e-6)
+        return Checked({"wrong_result": 0.5, "nan": float("nan")}.get(fault or "", error), self._us[-1] * 1e-6)
 
     def round(self) -> float:
         self._touch()

@@ -44,7 +44,7 @@ def alone(store: StudyStore, device: Device, key: StudyKey, run: str) -> Abstrac
 
 
 # Configs of the portfolio that are compiled ahead.
-HINTED: Final = 12
+PREFETCHED: Final = 12
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Tuner:
             run = self._open_run()
             if not run.finished:
                 # These will be asked for first: they compile while the GPU is still being made ready.
-                self.device.hint(run.portfolio[:HINTED])
+                self.device.prefetch(run.portfolio[:PREFETCHED])
             with self._timed("storage"):
                 stored = self.store.load(self.key, self.cells)
                 writer = self.store.writer(self.key)

@@ -16,7 +16,7 @@ from moeopt.core.shape import MoEShape
 from moeopt.kernels.base import MoEKernel
 from moeopt.measure.base import Device
 from moeopt.measure.compile_queue import Compiler
-from moeopt.measure.multi_gpu import Fleet
+from moeopt.measure.multi_gpu import MultiGpuDevice
 
 ROOT = Path(__file__).parents[2]
 # Of each node of the Ray cluster: a core for the GPU's actor, and one to compile on.
@@ -50,7 +50,7 @@ class LocalExecutor(Executor):
     name = "local"
 
     def open(self, make: Callable[[], Device]) -> Device:
-        return Fleet([make(), make()])
+        return MultiGpuDevice([make(), make()])
 
     def compiler(self, cache: Path) -> Callable[[MoEKernel, MoEShape, GpuSpec], Compiler]:
         pools: list[CompilePool] = []
@@ -90,9 +90,9 @@ class RayExecutor(Executor):
         return {**NODE, "env_vars": {"TRITON_CACHE_DIR": str(self.caches[number])}}
 
     def open(self, make: Callable[[], Device]) -> Device:
-        from moeopt.distributed.ray_fleet import RayFleet
+        from moeopt.distributed.ray_device import RayDevice
 
-        return RayFleet(make, 2)
+        return RayDevice(make, 2)
 
     def compiler(self, cache: Path) -> Callable[[MoEKernel, MoEShape, GpuSpec], Compiler]:
         from moeopt.distributed.ray_open import start_broker

@@ -74,7 +74,7 @@ def test_it_is_the_device_that_each_gpu_is(executor: Executor, gpus: Replayed, r
         for cell in (Cell("up", 16), Cell("joint", 64)):
             assert device.roofline_us(cell) == alone.roofline_us(cell)
         assert device.default_config("down", 64) == alone.default_config("down", 64)
-        device.hint(configs[:3])
+        device.prefetch(configs[:3])
         assert list(device.measure([])) == []
 
 
@@ -218,7 +218,7 @@ def test_each_binary_is_compiled_once_for_all_gpus_and_closing_ends_the_processe
 ) -> None:
     jobs = _jobs(_sound(recording, 3))
     with executor.open(worked) as device:
-        device.hint([job.config for job in jobs[:6]])
+        device.prefetch([job.config for job in jobs[:6]])
         _alike(_measured(device, jobs), recording)
         pids = [int((tmp_path / f"worker{number}").read_text()) for number in (0, 1)]
         assert all(psutil.pid_exists(pid) for pid in pids)
@@ -236,7 +236,7 @@ def test_what_fails_costs_one_trial(executor: Executor, worked: Worked, recordin
     sound = _sound(recording, 7)
     broken = next(config for config, row in recording.rows.items() if row.status == "compile_error")
     kernel = replace(worked.kernel, aborts=frozenset(sound[:1]))
-    faults = {sound[1]: "crash", sound[2]: "hang", sound[3]: "lie", sound[4]: "memory"}
+    faults = {sound[1]: "crash", sound[2]: "hang", sound[3]: "wrong_result", sound[4]: "memory"}
     cells = [Cell("up", 1), Cell("down", 64)]
     jobs = [Job(cell, config) for config in [*sound, broken] for cell in cells]
     with executor.open(replace(worked, kernel=kernel, faults=faults)) as device:

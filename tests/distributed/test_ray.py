@@ -16,7 +16,7 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
 from moeopt.devices import open_device
 from moeopt.distributed.ray_compile import CompileSetup, RayCompiler
-from moeopt.distributed.ray_fleet import RayFleet
+from moeopt.distributed.ray_device import RayDevice
 from moeopt.distributed.ray_open import start_broker
 from moeopt.errors import DeviceError
 from moeopt.kernels.builtin import BuiltinKernel
@@ -43,14 +43,14 @@ def _node(device: Device) -> str:
 
 
 def test_an_actor_on_each_node(recording: Recording) -> None:
-    with RayFleet(functools.partial(_open, recording), 2) as fleet:
-        nodes = {ray.get(member.handle.call.remote(_node)) for member in fleet._members}
+    with RayDevice(functools.partial(_open, recording), 2) as device:
+        nodes = {ray.get(member.handle.call.remote(_node)) for member in device._members}
     assert nodes == {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def test_no_gpu_in_the_cluster() -> None:
     with pytest.raises(DeviceError, match="no GPU here"):
-        RayFleet(_refuse, 1)
+        RayDevice(_refuse, 1)
     with pytest.raises(DeviceError, match="the Ray cluster has no GPU"):
         open_device(None, MoEShape(8, 2, 64, 32), DeviceOptions(executor="ray"))
 

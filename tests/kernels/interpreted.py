@@ -72,7 +72,7 @@ def main() -> None:
             for tma in (False, True) if kernel.can_use_tma(shape, role) else (False,):
                 config = LaunchConfig(16, 64 if not shape.block_shape else 32, 32, 2, 4, 3, use_tma=tma)
                 out = torch.empty(expected.shape, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
-                poison(out, batch, skips_absent=kernel.skips_absent(shape))
+                poison(out, batch, skips_remote_experts=kernel.skips_remote_experts(shape))
                 kernel.bind(layer, role, batch, config, out)()
                 errors[f"{name} {role}{' tma' * tma}"] = relative_error(out, expected)
     sys.stdout.write(json.dumps(errors) + "\n")

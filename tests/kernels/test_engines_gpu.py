@@ -70,7 +70,7 @@ def test_against_the_reference(kernel: EngineKernel, name: str, tokens: int) -> 
                 if kernel.illegal_reason(variant, shape, role, gpu):
                     continue
                 out = torch.empty_like(expected, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
-                poison(out, batch, skips_absent=kernel.skips_absent(shape))
+                poison(out, batch, skips_remote_experts=kernel.skips_remote_experts(shape))
                 kernel.bind(layer, role, batch, variant, out)()
                 assert relative_error(out, expected) < TOLERANCE, (role, variant)
                 ran += 1

@@ -18,7 +18,7 @@ from moeopt.tuning.options import TuneOptions
 from moeopt.tuning.tuner import Tuner
 from tests.measure.measure_workers import make_device
 
-KINDS: tuple[Fault, ...] = ("crash", "hang", "lie", "stick", "memory")
+KINDS: tuple[Fault, ...] = ("crash", "hang", "wrong_result", "sticky_error", "memory")
 SIZES = (64,)
 
 

@@ -12,7 +12,7 @@ import pytest
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError
-from moeopt.measure.multi_gpu import AGREEMENT, Fleet
+from moeopt.measure.multi_gpu import AGREEMENT, MultiGpuDevice
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 
@@ -54,9 +54,9 @@ def all_jobs(recording: Recording) -> list[Job]:
 
 def test_every_job_is_answered_as_by_one_device_and_batch_sizes_are_not_torn(recording) -> None:
     members = [Member(recording), Member(recording)]
-    fleet = Fleet(members)
+    several = MultiGpuDevice(members)
     jobs = all_jobs(recording)
-    found = {m.job: m for m in fleet.measure(jobs)}
+    found = {m.job: m for m in several.measure(jobs)}
     assert found == {m.job: m for m in RecordedDevice(recording).measure(jobs)}
     owners = defaultdict(set)
     for number, member in enumerate(members):
@@ -74,7 +74,7 @@ def test_the_race_is_called_in_the_calling_thread(recording) -> None:
         threads.add(threading.get_ident())
         return job.cell.role == "down"
 
-    found = list(Fleet([Member(recording), Member(recording)]).measure(all_jobs(recording), race))
+    found = list(MultiGpuDevice([Member(recording), Member(recording)]).measure(all_jobs(recording), race))
     assert threads == {threading.get_ident()}
     assert {m.status for m in found if m.job.cell.role == "down"} == {"raced_out"}
     assert {m.status for m in found if m.job.cell.role == "up"} == {"ok"}
@@ -84,47 +84,47 @@ def test_gpus_that_do_not_agree_are_not_mixed(recording) -> None:
     apart = 100.0 * (1 + 1.5 * AGREEMENT)
     members = [Member(recording), Member(recording, apart)]
     with pytest.raises(DeviceError, match=r"disagree by 4\.5 %.*GPU 0 100\.0 µs, GPU 1 104\.5 µs"):
-        list(Fleet(members).measure(all_jobs(recording)))
+        list(MultiGpuDevice(members).measure(all_jobs(recording)))
     assert not members[0].jobs and not members[1].jobs
     with pytest.raises(DeviceError, match="nothing shows that the GPUs agree"):
-        list(Fleet([Member(recording), Member(recording, None)]).measure(all_jobs(recording)))
-    fleet = Fleet([Member(recording), Member(recording, 102.0)])
-    assert fleet.notices() == ()
-    assert fleet.check_agreement() == (100.0, 102.0)
-    assert fleet.notices() == ("the 2 GPUs agree within 2.00 % on the control config (100.0, 102.0 µs)",)
-    assert fleet.info.source.startswith("2 GPUs; ")
+        list(MultiGpuDevice([Member(recording), Member(recording, None)]).measure(all_jobs(recording)))
+    several = MultiGpuDevice([Member(recording), Member(recording, 102.0)])
+    assert several.notices() == ()
+    assert several.check_agreement() == (100.0, 102.0)
+    assert several.notices() == ("the 2 GPUs agree within 2.00 % on the control config (100.0, 102.0 µs)",)
+    assert several.info.source.startswith("2 GPUs; ")
 
 
 def test_gpus_of_two_kinds_are_refused(recording) -> None:
     other = Member(recording)
     other.gpu = GpuSpec.by_name("NVIDIA B200")
     with pytest.raises(DeviceError, match="GPU 1 is NVIDIA B200"):
-        Fleet([Member(recording), other])
+        MultiGpuDevice([Member(recording), other])
     with pytest.raises(DeviceError, match="no GPU"):
-        Fleet([])
+        MultiGpuDevice([])
 
 
 def test_an_error_of_one_device_is_raised_here(recording) -> None:
     members = [Member(recording), Member(recording)]
     members[1].fail = DeviceError("gone")
     with pytest.raises(DeviceError, match="gone"):
-        list(Fleet(members).measure(all_jobs(recording)))
+        list(MultiGpuDevice(members).measure(all_jobs(recording)))
 
 
-def test_closing_the_iterator_ends_the_threads_and_closing_the_fleet_closes_all(recording) -> None:
+def test_closing_the_iterator_ends_the_threads_and_closing_the_device_closes_all(recording) -> None:
     members = [Member(recording), Member(recording)]
-    fleet = Fleet(members)
+    several = MultiGpuDevice(members)
     asked = []
 
     def race(job: Job, rounds: Sequence[float]) -> bool:
         asked.append(job)
         return False
 
-    results = fleet.measure(all_jobs(recording), race)
+    results = several.measure(all_jobs(recording), race)
     next(results)
     results.close()
     count = len(asked)
     assert not [t for t in threading.enumerate() if t.name.startswith("moeopt-gpu")]
     assert len(asked) == count < 3 * len(all_jobs(recording))
-    fleet.close()
+    several.close()
     assert all(member.closed for member in members)

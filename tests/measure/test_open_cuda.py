@@ -14,7 +14,7 @@ from moeopt.core.trial import Cell, Job
 from moeopt.errors import DeviceError
 from moeopt.measure import cuda
 from moeopt.measure.cuda import CudaDevice, open_cuda
-from moeopt.measure.multi_gpu import Fleet
+from moeopt.measure.multi_gpu import MultiGpuDevice
 from moeopt.measure.options import DeviceOptions
 from moeopt.measure.roofline import Rates, RateStore, rate_key
 from moeopt.measure.supervisor import Deadlines
@@ -74,15 +74,15 @@ def test_several_gpus_share_one_pool_and_are_one_device(
 ) -> None:
     monkeypatch.setattr(cuda, "CudaBench", functools.partial(measure_cpu.CpuBench, quick=True))
     monkeypatch.setattr(cuda, "log_path", lambda index: tmp_path / f"gpu{index}.log")
-    with open_cuda(SHAPE, [0, 1], options, batch_sizes=(1, 2)) as fleet:
-        assert isinstance(fleet, Fleet)
-        first, second = fleet.devices
+    with open_cuda(SHAPE, [0, 1], options, batch_sizes=(1, 2)) as several:
+        assert isinstance(several, MultiGpuDevice)
+        first, second = several.devices
         assert first.pool is second.pool
-        fleet.control = (1.0, 1.0)  # a loaded host's times do not agree
+        several.control = (1.0, 1.0)  # a loaded host's times do not agree
         jobs = [Job(Cell("up", m), LaunchConfig(16, 32, 32, 1, 4, 2)) for m in (1, 2)]
-        found = list(fleet.measure(jobs))
+        found = list(several.measure(jobs))
         assert {m.job for m in found} == set(jobs) and {m.status for m in found} == {"ok"}
-        assert [s.timed - s.timed_again for s in fleet.statistics()] == [1, 1]
+        assert [s.timed - s.timed_again for s in several.statistics()] == [1, 1]
 
 
 def test_without_a_gpu_there_is_one_line_that_says_so(options: DeviceOptions) -> None:

@@ -90,8 +90,8 @@ def test_a_task_that_does_not_race_asks_nobody(supervise, configs) -> None:
     [
         ("crash", "runtime", "crash"),
         ("hang", "timeout", "hang"),
-        ("stick", "runtime", "sticky"),
-        ("lie", "correctness", None),
+        ("sticky_error", "runtime", "sticky"),
+        ("wrong_result", "correctness", None),
         ("nan", "correctness", None),
         ("memory", "runtime", None),
     ],

@@ -131,7 +131,7 @@ def test_with_a_tenth_of_the_configs_faulty_in_each_way_the_best_sound_one_is_fo
     rows = Recording.load(path).rows
     best = min((c for c in configs if c not in faults), key=lambda c: rows[c].roles["down"].us[16][2])
     assert min(found, key=lambda m: m.median_us).job.config == best
-    ended = sum(kind in ("crash", "hang", "stick") for kind in faults.values())
+    ended = sum(kind in ("crash", "hang", "sticky_error") for kind in faults.values())
     assert sum(one.statistics().restarts.values()) == ended
 
 
@@ -167,7 +167,7 @@ def test_a_race_ends_measurements_after_their_first_round(device, path) -> None:
 def test_hints_are_compiled_for_both_roles_behind_everything_else(device, path) -> None:
     one = device(held=True)
     configs = sound(path)[:3]
-    one.hint([*configs, LaunchConfig(256, 256, 256, 1, 4, 5)])
+    one.prefetch([*configs, LaunchConfig(256, 256, 256, 1, 4, 5)])
     asked = one._compiler.asked
     assert [(config, role) for config, role, *_ in asked] == [(c, r) for c in configs for r in ("up", "down")]
     priorities = [priority for *_, priority in asked]

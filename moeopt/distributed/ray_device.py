@@ -18,7 +18,7 @@ from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError, InvalidInputError, MoeoptError
 from moeopt.measure.base import Device
-from moeopt.measure.multi_gpu import Exchange, Owners, agreed, agreement_text, control_us
+from moeopt.measure.multi_gpu import BatchSizeAssignment, ResultChannel, agreed, agreement_text, control_us
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class GpuActor:
 
     def __init__(self, make: Callable[[], Device]) -> None:
         self._device = make()
-        self._exchange = Exchange()
+        self._channel = ResultChannel()
         self._questions: dict[int, queue.SimpleQueue[bool]] = {}
         self._numbers = itertools.count()
         self._stopped = -1
@@ -47,14 +47,14 @@ class GpuActor:
 
     def measure(self, batch: int, jobs: Sequence[Job], raced: bool) -> Generator[tuple[str, Any]]:
         """Times jobs; says ``result``, ``error``, and ``race`` with a number where the race is to be asked."""
-        exchange = self._exchange = Exchange()
+        channel = self._channel = ResultChannel()
         self._questions = {}
         if batch <= self._stopped:
             return
-        thread = threading.Thread(target=exchange.work, args=(self._device, jobs), kwargs={"raced": raced}, daemon=True)
+        thread = threading.Thread(target=channel.work, args=(self._device, jobs), kwargs={"raced": raced}, daemon=True)
         thread.start()
         try:
-            for kind, value, answer in exchange.messages():
+            for kind, value, answer in channel.messages():
                 if kind == "race":
                     number = next(self._numbers)
                     self._questions[number] = answer
@@ -64,7 +64,7 @@ class GpuActor:
                 if kind == "error":
                     return
         finally:
-            exchange.stop()
+            channel.stop()
             thread.join()
 
     def answer(self, number: int, lost: bool) -> None:
@@ -76,11 +76,11 @@ class GpuActor:
     def stop(self, batch: int) -> None:
         """Ends what is being measured, and what waits, of this batch."""
         self._stopped = batch
-        self._exchange.stop()
+        self._channel.stop()
 
     def close(self) -> None:
         """Ends the device's processes."""
-        self._exchange.stop()
+        self._channel.stop()
         self._device.close()
 
 
@@ -93,10 +93,10 @@ class _Member:
     jobs: dict[Job, None] = field(default_factory=dict)
 
 
-class RayFleet(Device):
+class RayDevice(Device):
     """Shares jobs out over the actors of a Ray cluster, whole batch sizes at a time.
 
-    All that :class:`~moeopt.measure.multi_gpu.Fleet` does on one machine, and jobs of an actor that dies with
+    All that :class:`~moeopt.measure.multi_gpu.MultiGpuDevice` does on one machine, and jobs of an actor that dies with
     its node go to the others.
     """
 
@@ -141,7 +141,7 @@ class RayFleet(Device):
             raise
         self.shape, self.gpu = first.shape, first.gpu
         self.info = replace(first.info, source=f"{len(self._members)} GPUs of a Ray cluster; {first.info.source}")
-        self._owners = Owners(member.number for member in self._members)
+        self._assignment = BatchSizeAssignment(member.number for member in self._members)
         self.control: tuple[float, ...] | None = None
 
     def _opened(self) -> _Facts:
@@ -171,7 +171,7 @@ class RayFleet(Device):
             try:
                 return self._ray.get(member.handle.call.remote(what))
             except self._ray.exceptions.RayActorError:
-                self._bury(member)
+                self._drop_member(member)
         raise DeviceError(_GONE)
 
     @property
@@ -202,13 +202,13 @@ class RayFleet(Device):
         number: float | None = self._ask(_Call("launch_bytes", (cell,)))
         return number
 
-    def hint(self, configs: Iterable[LaunchConfig]) -> None:
+    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
         hinted = list(configs)
         for member in self._members:
-            member.handle.call.remote(_Call("hint", (hinted,)))
+            member.handle.call.remote(_Call("prefetch", (hinted,)))
 
     def check_agreement(self) -> tuple[float, ...]:
-        """Times the control config on every GPU that is still there: see :meth:`Fleet.check_agreement`."""
+        """Times the control config on every GPU that is still there: see :meth:`MultiGpuDevice.check_agreement`."""
         if self.control is None:
             asked = [(member, member.handle.call.remote(control_us)) for member in self._members]
             times = []
@@ -216,7 +216,7 @@ class RayFleet(Device):
                 try:
                     times.append(self._ray.get(answer))
                 except self._ray.exceptions.RayActorError:
-                    self._bury(member)
+                    self._drop_member(member)
             self.control = agreed(times)
         return self.control
 
@@ -247,7 +247,7 @@ class RayFleet(Device):
                 except self._ray.exceptions.RayActorError:
                     for one in [s for s, m in streams.items() if m is member]:
                         del streams[one]
-                    self._bury(member)
+                    self._drop_member(member)
                     self._begin(streams, list(member.jobs), raced)
                     continue
                 if kind == "race":
@@ -270,16 +270,16 @@ class RayFleet(Device):
         by_number = {member.number: member for member in self._members}
         shares: dict[int, list[Job]] = {}
         for job in jobs:
-            shares.setdefault(self._owners.of(job.cell.batch_size), []).append(job)
+            shares.setdefault(self._assignment.of(job.cell.batch_size), []).append(job)
         for number, share in shares.items():
             member = by_number[number]
             member.jobs.update(dict.fromkeys(share))
             measure = member.handle.measure.options(num_returns="streaming", concurrency_group="measure")
             streams[measure.remote(self._batch, share, raced)] = member
 
-    def _bury(self, member: _Member) -> None:
+    def _drop_member(self, member: _Member) -> None:
         self._members = [one for one in self._members if one is not member]
-        self._owners.drop(member.number)
+        self._assignment.drop(member.number)
         log.warning("a GPU of the Ray cluster is gone: the other %d take its work", len(self._members))
 
     def close(self) -> None:
