@@ -18,6 +18,7 @@ from moeopt.measure.multi_gpu import MultiGpuDevice
 from moeopt.measure.options import DeviceOptions
 from moeopt.measure.roofline import Rates, RateStore, rate_key
 from moeopt.measure.supervisor import Deadlines
+from moeopt.result import TuneResult
 from moeopt.storage.store import StudyStore
 from moeopt.tuning.options import TuneOptions
 from moeopt.tuning.tuner import Tuner
@@ -57,7 +58,7 @@ def test_a_tune_compiles_checks_times_and_exports(device: CudaDevice, tmp_path: 
     assert device.gpu.name == "NVIDIA H200" and device.info.kernel == "builtin"
     assert device.candidates([ILLEGAL, LaunchConfig(16, 32, 64, 1, 4, 3)]) == [LaunchConfig(16, 32, 64, 1, 4, 3)]
     with StudyStore(str(tmp_path / "s.db")) as store:
-        result = Tuner(device, store, TuneOptions(batch_sizes=(1, 2), trials=2)).run()
+        result = TuneResult.of(Tuner(device, store, TuneOptions(batch_sizes=(1, 2), trials=2)).run())
     assert sorted(result.rows) == [1, 2]
     assert result.counts.failed == 0 and result.counts.measured >= 4
     assert result.rows[1].roofline_us is not None and result.rows[1].default_us is not None
