@@ -45,7 +45,7 @@ from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Cell, Job
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.measure.bench import CudaBench
+from moeopt.measure.cuda_bench import CudaBench
 
 BAR: Final = 0.02
 LONG_US: Final = 50.0
@@ -303,7 +303,7 @@ def run(dtypes: Sequence[str], pairs: int = PAIRS) -> tuple[list[Row], dict[str,
     for dtype in dict.fromkeys(case[0] for case in chosen):
         own = [case for case in chosen if case[0] == dtype]
         bench = CudaBench(BuiltinKernel, SHAPES[dtype], 0, "uniform", tuple(dict.fromkeys(case[2] for case in own)))
-        timing = bench.open()["timing"]
+        timing = bench.open().timing
         rows += [compare(bench, *case, pairs=pairs) for case in own]
         del bench
         torch.cuda.empty_cache()

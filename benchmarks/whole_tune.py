@@ -136,6 +136,7 @@ def part_tune(args: argparse.Namespace, shape: MoEShape, name: str) -> dict[str,
 
     from moeopt.devices import open_device
     from moeopt.measure.options import DeviceOptions
+    from moeopt.result import TuneResult
     from moeopt.storage.store import StudyStore
     from moeopt.tuning.options import TuneOptions
     from moeopt.tuning.tuner import Tuner
@@ -151,7 +152,7 @@ def part_tune(args: argparse.Namespace, shape: MoEShape, name: str) -> dict[str,
         with StudyStore(str(args.work / f"{name}.db")) as store:
             options = TuneOptions(batch_sizes=sizes, trials=args.trials, seed=args.seed)
             tuner = timed("space", lambda: Tuner(device, store, options))
-            result = timed("tune", tuner.run)
+            result = timed("tune", lambda: TuneResult.of(tuner.run()))
             timed("export", lambda: result.export("sglang", args.work / f"{name}-files"))
         statistics_ = device.statistics().to_dict()
         facts = device.worker_facts
@@ -176,7 +177,7 @@ def part_tune(args: argparse.Namespace, shape: MoEShape, name: str) -> dict[str,
             "failed": counts.failed,
             "cpu_s": round(sum(counts.seconds), 1),
         },
-        "worker": {"open_s": facts["open_s"], "timing": facts["timing"]},
+        "worker": {"open_s": facts.open_s, "timing": facts.timing},
         "machine": machine_facts(device.gpu),
         "batch_sizes": tuned["batch_sizes"],
     }

@@ -1,8 +1,9 @@
-"""Which jobs of a batch are compiled and may be timed, while the rest still compiles."""
+"""Queue of a batch: which jobs are compiled and may be timed, while the rest still compiles."""
 
 from __future__ import annotations
 
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -26,6 +27,19 @@ class Compiler(Protocol):
 
     def close(self) -> None:
         """Ends all processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyJob:
+    """A job that may be launched.
+
+    Attributes:
+        job: What to time.
+        resources: Of its binaries, per role.
+    """
+
+    job: Job
+    resources: dict[Role, Resources] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,13 +93,18 @@ class BatchPlan:
         """Whether some job still waits for its binary."""
         return bool(self._pending)
 
-    def take(self) -> tuple[Job, dict[Role, Resources]] | None:
-        """The next job that may be timed, and what its binaries need; None where none is ready."""
+    @property
+    def ready(self) -> bool:
+        """Whether some job may be timed."""
         self._collect(0.0)
-        if not self._ready:
+        return bool(self._ready)
+
+    def take(self, until: float) -> ReadyJob | None:
+        """The next job that may be timed; None where none is ready, or the monotonic clock is past ``until``."""
+        if time.monotonic() >= until or not self.ready:
             return None
         pending = self._ready.popleft()
-        return pending.job, pending.resources
+        return ReadyJob(pending.job, pending.resources)
 
     def answers(self) -> list[Measurement]:
         """Jobs that were answered without a launch since the last call: illegal, failed, rejected."""

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moeopt.compile import CompilePool
 from moeopt.core.gpu import GpuSpec
@@ -18,8 +18,9 @@ from moeopt.core.trial import Cell
 from moeopt.errors import DeviceError, UnknownGpuError
 from moeopt.kernels.base import MoEKernel
 from moeopt.measure.base import Device
-from moeopt.measure.bench import CudaBench
+from moeopt.measure.bench import BenchFacts
 from moeopt.measure.compile_queue import Compiler
+from moeopt.measure.cuda_bench import CudaBench, measured_rates
 from moeopt.measure.monitor import GpuMonitor, gpu_count
 from moeopt.measure.roofline import Rates, RateStore, launch_bytes, rate_key, roofline_us
 from moeopt.measure.supervisor import Deadlines, Supervisor
@@ -68,7 +69,7 @@ class CudaDevice(WorkerDevice):
         supervisor.prepare([Cell(role, m) for m in planned for role in ("up", "down")])
         try:
             supervisor.start()
-            gpu = _spec(monitor) or GpuSpec.from_dict(supervisor.facts()["gpu"])
+            gpu = _spec(monitor) or _detected(supervisor.facts())
             kernel = make_kernel()
             kernel.check(shape, gpu)
             if pool is None:
@@ -95,7 +96,7 @@ class CudaDevice(WorkerDevice):
         )
 
     @property
-    def worker_facts(self) -> dict[str, Any]:
+    def worker_facts(self) -> BenchFacts:
         """What the worker says of the GPU and of how it times; waits until it is up."""
         return self._ensure_worker()
 
@@ -111,7 +112,7 @@ class CudaDevice(WorkerDevice):
             key = rate_key(self.gpu.name, self.info.driver, self.info.torch, self.shape)
             self._rates = self._rate_store.load(key)
             if self._rates is None:
-                self._rates = Rates(**self._ask("rates"))
+                self._rates = self._ask(measured_rates)
                 self._poll(force=True)
                 if self._busy is None:
                     self._rate_store.save(key, self._rates)
@@ -127,9 +128,9 @@ class CudaDevice(WorkerDevice):
     def launch_bytes(self, cell: Cell) -> float | None:
         return launch_bytes(self.shape, cell, self.options.routing, self.options.seed)
 
-    def _ensure_worker(self) -> dict[str, Any]:
+    def _ensure_worker(self) -> BenchFacts:
         facts = super()._ensure_worker()
-        found = GpuSpec.from_dict(facts["gpu"])
+        found = _detected(facts)
         for limit in _LIMITS:
             if getattr(found, limit) != getattr(self.gpu, limit):
                 raise DeviceError(
@@ -206,6 +207,11 @@ def _spec(monitor: GpuMonitor | None) -> GpuSpec | None:
     except UnknownGpuError:
         return None
     return spec if spec.name == monitor.name else None
+
+
+def _detected(facts: BenchFacts) -> GpuSpec:
+    assert facts.gpu is not None  # a CudaBench says it
+    return facts.gpu
 
 
 def _info(

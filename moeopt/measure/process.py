@@ -1,4 +1,4 @@
-"""The parent's side of one worker process: start it, talk to it, kill it."""
+"""Worker process as the parent sees it: start it, talk to it, kill it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from moeopt.errors import DeviceError
-from moeopt.measure.worker import EXIT_LOST, Bench
+from moeopt.measure.bench import Bench
+from moeopt.measure.messages import Reply, Request
+from moeopt.measure.worker import EXIT_LOST
 
 _LOG_TAIL_BYTES: Final = 4096
 
@@ -86,7 +88,7 @@ class WorkerProcess:
         """Process id of the worker."""
         return self._process.pid
 
-    def send(self, *message: Any) -> None:
+    def send(self, message: Request) -> None:
         """Sends one message.
 
         Raises:
@@ -97,7 +99,7 @@ class WorkerProcess:
         except OSError:
             raise WorkerDiedError(self.exit_reason()) from None
 
-    def receive(self, timeout: float) -> tuple[Any, ...]:
+    def receive(self, timeout: float) -> Reply:
         """The next message.
 
         Raises:
@@ -107,10 +109,9 @@ class WorkerProcess:
         try:
             if not self.conn.poll(max(0.0, timeout)):
                 raise WorkerSilentError
-            message = self.conn.recv()
+            message: Reply = self.conn.recv()
         except (EOFError, OSError):
             raise WorkerDiedError(self.exit_reason()) from None
-        assert isinstance(message, tuple)
         return message
 
     def exit_reason(self) -> str:

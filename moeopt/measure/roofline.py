@@ -176,15 +176,12 @@ def rate_key(gpu: str, driver: str, torch: str, shape: MoEShape) -> str:
     return " | ".join((gpu, driver, torch, DTYPES[shape.dtype].compute))
 
 
-def measure_rates(device: Any, shape: MoEShape) -> dict[str, float | None]:
+def measure_rates(device: Any, shape: MoEShape) -> Rates:
     """Measures bandwidths and matmul rate on the current stream: some tenths of a second, 2 GiB.
 
     Args:
         device: torch device.
         shape: Its compute type is multiplied.
-
-    Returns:
-        The fields of :class:`Rates`.
     """
     import torch
 
@@ -216,11 +213,7 @@ def measure_rates(device: Any, shape: MoEShape) -> dict[str, float | None]:
         log.info("the %s matmul rate cannot be measured here: %s", DTYPES[shape.dtype].compute, error)
         tflops = None
     torch.cuda.empty_cache()
-    return {
-        "copy_gbps": round(copy_gbps, 1),
-        "read_gbps": round(read_gbps, 1),
-        "matmul_tflops": None if tflops is None else round(tflops, 1),
-    }
+    return Rates(round(copy_gbps, 1), round(read_gbps, 1), None if tflops is None else round(tflops, 1))
 
 
 def _copy(device: Any, size: int) -> Callable[[], object]:

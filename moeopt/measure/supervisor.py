@@ -1,4 +1,4 @@
-"""Keeps a worker process fed and alive, whatever the configs do to it.
+"""Supervisor of a GPU worker process: keeps it fed and alive, whatever the configs do to it.
 
 A config that crashes the process, hangs it, or leaves a CUDA error that sticks has failed; the
 process is started again and what else had been asked for is repeated.
@@ -7,21 +7,41 @@ process is started again and what else had been asked for is repeated.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import signal
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.trial import Cell, Failure, Race, Reason
+from moeopt.core.shape import Role
+from moeopt.core.trial import Cell, Failure, Measurement, Race, Reason, Resources
 from moeopt.errors import DeviceError
+from moeopt.measure.bench import Bench, BenchCounts, BenchFacts
+from moeopt.measure.compile_queue import ReadyJob
+from moeopt.measure.messages import (
+    Answer,
+    Ask,
+    Begun,
+    Cancel,
+    Done,
+    Failed,
+    Opened,
+    Passed,
+    Prepare,
+    Refused,
+    Reply,
+    Round,
+    Task,
+    Verdict,
+)
 from moeopt.measure.process import WorkerDiedError, WorkerProcess, WorkerSilentError
-from moeopt.measure.worker import Bench, BenchCounts, Task
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # Tasks in the worker's hands: the one it works on, and the next, so that it never waits for us.
@@ -51,27 +71,6 @@ class Deadlines:
     factor: float = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a task.
-
-    Attributes:
-        task: What was asked.
-        us: Microseconds per launch of each round.
-        relative_error: Against the reference, or None where it came to no result.
-        raced_out: Whether the race ended it.
-        failure: Why there is no time.
-        extra: The bench's facts.
-    """
-
-    task: Task
-    us: tuple[float, ...] = ()
-    relative_error: float | None = None
-    raced_out: bool = False
-    failure: Failure | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass
 class SupervisorCounts:
     """What a supervisor has seen so far.
@@ -89,13 +88,36 @@ class SupervisorCounts:
 
 @dataclass
 class _Flight:
+    """A task in the worker's hands, and how far it has come there."""
+
     task: Task
-    barred: bool = False
+    resources: dict[Role, Resources]
+    repeats: int = 0
     begun: bool = False
     relative_error: float | None = None
     us: list[float] = field(default_factory=list)
     stopped: bool = False
-    repeats: int = 0
+
+    @property
+    def config(self) -> LaunchConfig:
+        return self.task.job.config
+
+    def afresh(self) -> _Flight:
+        """The same task, for another worker."""
+        return _Flight(self.task, self.resources, self.repeats)
+
+    def timed(self, us: tuple[float, ...]) -> Measurement:
+        return Measurement(
+            self.task.job,
+            "raced_out" if self.stopped else "ok",
+            us=us,
+            relative_error=self.relative_error,
+            resources=self.resources,
+        )
+
+    def failed(self, reason: Reason, message: str, log_path: Path | None) -> Measurement:
+        failure = Failure(reason, message, str(log_path) if log_path else None)
+        return Measurement(self.task.job, "failed", resources=self.resources, failure=failure)
 
 
 class Supervisor:
@@ -122,11 +144,12 @@ class Supervisor:
         self.counts = SupervisorCounts()
         self._environment = environment
         self._process: WorkerProcess | None = None
-        self._facts: dict[str, Any] | None = None
-        self._cells: list[Cell] = []
+        self._facts: BenchFacts | None = None
+        self._cells: tuple[Cell, ...] = ()
         self._strikes: defaultdict[LaunchConfig, list[Reason]] = defaultdict(list)
         self._checks: list[float] = []
         self._live_counts = BenchCounts()
+        self._numbers = itertools.count(1)
         self._start_deaths = 0
         self._log_named = False
         self._closed = False
@@ -142,14 +165,14 @@ class Supervisor:
             self.counts.starts += 1
             self._process = WorkerProcess(self.bench, self.log_path, self._environment)
             if self._cells:
-                self._process.send("prepare", self._cells)
+                self._process.send(Prepare(self._cells))
 
     @property
     def pid(self) -> int | None:
         """Process id of the worker, if one runs."""
         return self._process.pid if self._process is not None else None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> BenchFacts:
         """What the bench says of itself; waits until the worker is up.
 
         Raises:
@@ -158,7 +181,7 @@ class Supervisor:
         while self._facts is None:
             self.start()
             try:
-                self._handle(self._receive(self.deadlines.start))
+                self._receive(self.deadlines.start)
             except WorkerDiedError as died:
                 self._died_at_start(str(died))
             except WorkerSilentError:
@@ -168,15 +191,18 @@ class Supervisor:
                 ) from None
         return self._facts
 
-    def prepare(self, cells: Sequence[Cell]) -> None:
+    def prepare(self, cells: Iterable[Cell]) -> None:
         """Has operands and references of these cells made while the worker has nothing else to do."""
-        self._cells = list(cells)
+        self._cells = tuple(cells)
         if self._process is not None:
             with contextlib.suppress(WorkerDiedError):
-                self._process.send("prepare", self._cells)
+                self._process.send(Prepare(self._cells))
 
-    def ask(self, question: str) -> Any:
-        """Asks the bench. Not while :meth:`run` is under way.
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """Calls a function with the bench, in the worker. Not while :meth:`run` is under way.
+
+        Args:
+            question: Of a module, so that it can be pickled, and so can what it returns.
 
         Raises:
             DeviceError: It has no answer.
@@ -184,18 +210,19 @@ class Supervisor:
         self.facts()
         process = self._process
         assert process is not None
+        name = question.__name__
+        answer: Reply | None = None
         try:
-            process.send("ask", question)
-            while True:
-                message = self._receive(self.deadlines.prepare)
-                if message[0] in ("answer", "error") and message[1] == question:
-                    break
+            process.send(Ask(question))
+            while not isinstance(answer, Answer):
+                answer = self._receive(self.deadlines.prepare)
         except (WorkerDiedError, WorkerSilentError) as error:
             self._drop()
-            raise DeviceError(f"the GPU worker did not answer {question!r}: {error or 'it was silent'}") from None
-        if message[0] == "error":
-            raise DeviceError(f"the GPU worker could not answer {question!r}: {message[2]}")
-        return message[2]
+            raise DeviceError(f"the GPU worker did not answer {name!r}: {error or 'it was silent'}") from None
+        if answer.error is not None:
+            raise DeviceError(f"the GPU worker could not answer {name!r}: {answer.error}")
+        value: T = answer.value
+        return value
 
     def close(self) -> None:
         """Ends the worker. May be called more than once."""
@@ -206,8 +233,7 @@ class Supervisor:
 
     def totals(self) -> BenchCounts:
         """Counts of all workers together, up to the last finished task."""
-        done, live = self.counts.bench, self._live_counts
-        return BenchCounts(done.compiled + live.compiled, done.loaded + live.loaded, done.gpu_s + live.gpu_s)
+        return self.counts.bench + self._live_counts
 
     def _drop(self) -> None:
         if self._process is not None:
@@ -218,45 +244,47 @@ class Supervisor:
             self._live_counts = BenchCounts()
 
     def _died_at_start(self, how: str) -> None:
-        words = self._process.log_tail() if self._process is not None else ""
+        tail = self._process.log_tail() if self._process is not None else ""
         self._drop()
         self._start_deaths += 1
         self._log_named = True
         if self._start_deaths >= _MAX_START_DEATHS:
-            raise DeviceError(f"the GPU worker {how} at its start, {self._start_deaths} times in a row: {words}")
+            raise DeviceError(f"the GPU worker {how} at its start, {self._start_deaths} times in a row: {tail}")
 
-    def _receive(self, timeout: float) -> tuple[Any, ...]:
+    def _receive(self, timeout: float) -> Reply:
+        """The next message; what it says of the worker itself is taken note of."""
         assert self._process is not None
-        return self._process.receive(timeout)
-
-    def _handle(self, message: tuple[Any, ...]) -> None:
-        """Messages that belong to no task."""
-        if message[0] == "hello":
-            self._facts = message[1]
-            self._start_deaths = 0
-        elif message[0] == "refused":
-            self._drop()
-            raise DeviceError(message[1])
+        message = self._process.receive(timeout)
+        match message:
+            case Opened(facts):
+                self._facts = facts
+                self._start_deaths = 0
+            case Refused(line):
+                self._drop()
+                raise DeviceError(line)
+            case Done(counts=counts) | Failed(counts=counts):
+                self._live_counts = counts
+        return message
 
     # -- tasks ----------------------------------------------------------------------------------
 
-    def run(self, take: Callable[[], Task | None], race: Race) -> Iterator[Outcome]:
-        """Works tasks off in the order in which ``take`` hands them out, until it returns None.
+    def run(self, take: Callable[[], ReadyJob | None], race: Race | None) -> Iterator[Measurement]:
+        """Times jobs in the order in which ``take`` hands them out, until it returns None.
 
         Args:
-            take: The next task, or None where there is none at present. Called ahead of need.
-            race: Called after each round of a task that races.
+            take: The next job, or None where there is none at present. Called ahead of need.
+            race: Called after each round; None to time in full.
 
         Raises:
             DeviceError: The worker cannot be kept alive.
         """
         flights: deque[_Flight] = deque()
         try:
-            self._top_up(flights, take)
+            self._top_up(flights, take, race)
             while flights:
-                outcome = self._first(flights, race)
-                self._top_up(flights, take)
-                yield outcome
+                measurement = self._first(flights, race)
+                self._top_up(flights, take, race)
+                yield measurement
         except GeneratorExit:
             self._cancel()
             raise
@@ -268,94 +296,93 @@ class Supervisor:
     def _cancel(self) -> None:
         if self._process is not None:
             try:
-                self._process.send("cancel")
+                self._process.send(Cancel())
             except WorkerDiedError:
                 self._drop()
 
-    def _top_up(self, flights: deque[_Flight], take: Callable[[], Task | None]) -> None:
+    def _top_up(self, flights: deque[_Flight], take: Callable[[], ReadyJob | None], race: Race | None) -> None:
         while len(flights) < DEPTH:
-            task = take()
-            if task is None:
+            ready = take()
+            if ready is None:
                 return
-            flight = _Flight(task)
-            flights.append(flight)
-            self._post(flight)
+            task = Task(next(self._numbers), ready.job, raced=race is not None)
+            flights.append(_Flight(task, ready.resources))
+            self._post(flights[-1])
 
     def _post(self, flight: _Flight) -> None:
-        flight.barred = len(self._strikes.get(flight.task.job.config, ())) >= STRIKES
-        if flight.barred:
+        if self._struck_out(flight.config):
             return
         self.start()
         assert self._process is not None
         # A dead worker shows when its messages are read.
         with contextlib.suppress(WorkerDiedError):
-            self._process.send("task", flight.task)
+            self._process.send(flight.task)
 
-    def _first(self, flights: deque[_Flight], race: Race) -> Outcome:
+    def _repost(self, flights: deque[_Flight]) -> None:
+        for _ in range(len(flights)):
+            flights.append(flights.popleft().afresh())
+            self._post(flights[-1])
+
+    def _struck_out(self, config: LaunchConfig) -> bool:
+        return len(self._strikes.get(config, ())) >= STRIKES
+
+    def _first(self, flights: deque[_Flight], race: Race | None) -> Measurement:
         """Sees the first flight through to its end."""
         while True:
             flight = flights[0]
-            if flight.barred:
+            if self._struck_out(flight.config):
                 flights.popleft()
-                return self._barred(flight)
+                strikes = self._strikes[flight.config]
+                message = f"not launched: it ended the GPU worker {len(strikes)} times before"
+                return flight.failed(strikes[-1], message, self.log_path)
+            measurement: Measurement | None = None
             try:
-                outcome = self._follow(flight, race)
+                measurement = self._follow(flight, race)
             except WorkerSilentError:
-                outcome = self._hung(flight)
+                measurement = self._hung(flight)
             except WorkerDiedError as died:
-                outcome = self._crashed(flight, str(died))
-            if outcome is None:  # not its fault: once more
+                measurement = self._crashed(flight, str(died))
+            if measurement is None:  # not its fault: once more
                 self._repost(flights)
                 continue
             flights.popleft()
             if self._process is None:
                 self._repost(flights)
-            return outcome
+            return measurement
 
-    def _repost(self, flights: deque[_Flight]) -> None:
-        for flight in flights:
-            flight.begun, flight.relative_error, flight.us, flight.stopped = False, None, [], False
-            self._post(flight)
-
-    def _follow(self, flight: _Flight, race: Race) -> Outcome | None:
+    def _follow(self, flight: _Flight, race: Race | None) -> Measurement:
+        """Reads the worker's messages until the task is done or failed."""
         limits = self.deadlines
         limit = limits.prepare if self._facts is not None else limits.start
-        task = flight.task
         begun_at = 0.0
         while True:
             message = self._receive(limit)
-            kind = message[0]
-            if kind in ("hello", "refused"):
-                self._handle(message)
+            if isinstance(message, Opened | Refused):
                 limit = limits.prepare
                 continue
-            if kind in ("answer", "error") or message[1] != task.number:
+            if isinstance(message, Answer) or message.number != flight.task.number:
                 continue  # of a task that was cancelled
-            if kind == "begun":
-                flight.begun = True
-                begun_at = time.monotonic()
-                limit = self._check_limit()
-            elif kind == "checked":
-                self._checks.append(time.monotonic() - begun_at)
-                flight.relative_error = message[2]
-                limit = max(limits.floor, limits.factor * message[3])
-            elif kind == "round":
-                flight.us.append(message[2])
-                flight.stopped = race(task.job, tuple(flight.us))
-                assert self._process is not None
-                self._process.send("stop" if flight.stopped else "go")
-            elif kind == "done":
-                self._live_counts = message[4]
-                return Outcome(task, message[2], flight.relative_error, flight.stopped, extra=message[3])
-            elif kind == "failed":
-                _, _, reason, line, lost, self._live_counts = message
-                if lost:
-                    self._strikes[task.job.config].append(reason)
-                    self.counts.restarts["sticky"] += 1
-                    self._log_named = True
-                    self._drop()
-                    line = f"{line}; the CUDA context was lost, the GPU worker is started again"
-                return Outcome(task, failure=Failure(reason, line, str(self.log_path) if lost else None))
+            match message:
+                case Begun():
+                    flight.begun = True
+                    begun_at = time.monotonic()
+                    limit = self._check_limit()
+                case Passed(checked=checked):
+                    self._checks.append(time.monotonic() - begun_at)
+                    flight.relative_error = checked.relative_error
+                    limit = max(limits.floor, limits.factor * checked.expected_s)
+                case Round(us=us):
+                    assert race is not None and self._process is not None
+                    flight.us.append(us)
+                    flight.stopped = race(flight.task.job, tuple(flight.us))
+                    self._process.send(Verdict(flight.stopped))
+                case Done(us=rounds):
+                    return flight.timed(rounds)
+                case Failed(failure=failure, lost=False):
+                    return flight.failed(failure.reason, failure.message, None)
+                case Failed(failure=failure):
+                    line = f"{failure.message}; the CUDA context was lost, the GPU worker is started again"
+                    return self._ended(flight, "sticky", failure.reason, line)
 
     def _check_limit(self) -> float:
         limits = self.deadlines
@@ -363,55 +390,51 @@ class Supervisor:
             return max(limits.first_check, limits.floor)
         return max(limits.floor, min(limits.first_check, limits.factor * max(self._checks[-100:])))
 
-    def _hung(self, flight: _Flight) -> Outcome | None:
-        config = flight.task.job.config
+    def _ended(self, flight: _Flight, restart: str, reason: Reason, message: str) -> Measurement:
+        """The config ended the worker."""
+        self._strikes[flight.config].append(reason)
+        self._restarted(restart)
+        return flight.failed(reason, message, self.log_path)
+
+    def _restarted(self, why: str) -> None:
+        """Drops the worker; the next task starts another."""
+        self.counts.restarts[why] += 1
+        self._log_named = True
+        self._drop()
+
+    def _hung(self, flight: _Flight) -> Measurement | None:
         stage = "in its first launch" if flight.relative_error is None else "while it was timed"
         if not flight.begun:
-            return self._not_begun(flight, "was silent while it made the operands", "timeout")
-        self._strikes[config].append("timeout")
-        self.counts.restarts["hang"] += 1
-        self._log_named = True
-        log.warning("%s hung %s: the GPU worker is killed and started again", config, stage)
-        self._drop()
-        return Outcome(
-            flight.task, failure=Failure("timeout", f"hung {stage}: killed by its deadline", str(self.log_path))
-        )
+            self._not_begun(flight, "was silent while it made the operands", "hang")
+            return None
+        log.warning("%s hung %s: the GPU worker is killed and started again", flight.config, stage)
+        return self._ended(flight, "hang", "timeout", f"hung {stage}: killed by its deadline")
 
-    def _crashed(self, flight: _Flight, how: str) -> Outcome | None:
-        config = flight.task.job.config
+    def _crashed(self, flight: _Flight, how: str) -> Measurement | None:
         if not flight.begun:
-            return self._not_begun(flight, how, "runtime")
+            self._not_begun(flight, how, "crash")
+            return None
         if signal.SIGKILL.name in how and flight.repeats == 0:
             # We did not do it and a kernel cannot: the kernel's memory killer, or a person.
             flight.repeats += 1
+            log.warning("the GPU worker was killed from outside at %s: it is started again", flight.config)
             self.counts.restarts["killed"] += 1
-            log.warning("the GPU worker was killed from outside at %s: it is started again", config)
             self._drop()
             return None
-        self._strikes[config].append("runtime")
-        self.counts.restarts["crash"] += 1
-        self._log_named = True
-        self._drop()
-        return Outcome(flight.task, failure=Failure("runtime", f"the GPU worker {how}", str(self.log_path)))
+        return self._ended(flight, "crash", "runtime", f"the GPU worker {how}")
 
-    def _not_begun(self, flight: _Flight, how: str, kind: str) -> Outcome | None:
+    def _not_begun(self, flight: _Flight, how: str, restart: str) -> None:
         """The worker ended before it touched the config: not the config's fault, so it is tried again."""
-        self.counts.restarts["hang" if kind == "timeout" else "crash"] += 1
-        log.warning("the GPU worker %s before %s: it is started again", how, flight.task.job.config)
+        log.warning("the GPU worker %s before %s: it is started again", how, flight.config)
         if self._facts is None:
+            self.counts.restarts[restart] += 1
             self._died_at_start(how)
-            return None
-        self._drop()
+            return
+        self._restarted(restart)
         flight.repeats += 1
-        self._log_named = True
         if flight.repeats >= _MAX_START_DEATHS:
+            cell = flight.task.job.cell
             raise DeviceError(
-                f"the GPU worker {how} before {flight.task.job.config} of {flight.task.job.cell.role} "
-                f"M={flight.task.job.cell.batch_size} was launched, {flight.repeats} times: see {self.log_path}"
+                f"the GPU worker {how} before {flight.config} of {cell.role} M={cell.batch_size} was launched, "
+                f"{flight.repeats} times: see {self.log_path}"
             )
-        return None
-
-    def _barred(self, flight: _Flight) -> Outcome:
-        strikes = self._strikes[flight.task.job.config]
-        message = f"not launched: it ended the GPU worker {len(strikes)} times before"
-        return Outcome(flight.task, failure=Failure(strikes[-1], message, str(self.log_path)))

@@ -1,4 +1,4 @@
-"""What runs in a GPU worker process: one bench, and the loop that answers the supervisor.
+"""GPU worker process: one bench, and the loop that answers the supervisor.
 
 The process is started as ``python -m moeopt.measure.worker`` with two pipe ends. It ends by itself
 when its parent is gone. What goes wrong inside becomes a message with a reason; what kills the
@@ -17,15 +17,32 @@ import statistics
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
-from moeopt.core.trial import Cell, Job, Reason
+from moeopt.core.trial import Cell, Failure
 from moeopt.errors import MoeoptError
+from moeopt.measure.bench import Bench, BenchError
+from moeopt.measure.messages import (
+    Answer,
+    Ask,
+    Begun,
+    Cancel,
+    Done,
+    Failed,
+    Opened,
+    Passed,
+    Prepare,
+    Refused,
+    Reply,
+    Request,
+    Round,
+    Task,
+    Verdict,
+)
 
 # A result that is further from the reference (relative Frobenius error) is wrong.
 MAX_RELATIVE_ERROR: Final = 1e-2
@@ -37,105 +54,6 @@ SETTLED: Final = 0.005
 EXIT_LOST: Final = 70
 EXIT_ORPHAN: Final = 71
 _LONGEST_MESSAGE: Final = 300
-
-
-class BenchError(Exception):
-    """Why a config has no time, where the bench knows the reason.
-
-    Attributes:
-        reason: One of the field's words.
-    """
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason: Reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One job for the worker.
-
-    Attributes:
-        number: Unique in a supervisor's life.
-        job: What to time.
-        race: Whether to ask for leave after each round.
-        rounds: Most rounds.
-    """
-
-    number: int
-    job: Job
-    race: bool = True
-    rounds: int = MAX_ROUNDS
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A config whose result is right.
-
-    Attributes:
-        relative_error: Against the reference, the worse of both roles in joint mode.
-        expected_s: Seconds that one round may take, from the one launch that was checked.
-    """
-
-    relative_error: float
-    expected_s: float
-
-
-@dataclass(slots=True)
-class BenchCounts:
-    """What a bench has done so far.
-
-    Attributes:
-        compiled: Kernels compiled in this process; 0 where the compile pool did its work.
-        loaded: Kernels taken from the cache.
-        gpu_s: Seconds in which the GPU ran kernels that were timed or checked.
-    """
-
-    compiled: int = 0
-    loaded: int = 0
-    gpu_s: float = 0.0
-
-
-class Bench(ABC):
-    """What can be timed in a worker process: a GPU, or a fake with faults.
-
-    Pickled by the parent and opened in the worker, so it holds plain values until :meth:`open`.
-    """
-
-    counts: BenchCounts
-
-    @abstractmethod
-    def open(self) -> dict[str, Any]:
-        """Takes the GPU; returns facts about it. An exception here means there is no device."""
-
-    @abstractmethod
-    def prepare(self, cell: Cell) -> None:
-        """Makes operands and reference of a cell. Idempotent, and cheap the second time."""
-
-    @abstractmethod
-    def check(self, job: Job) -> Checked:
-        """Launches once and compares with the reference.
-
-        The relative error is returned as it is; the loop judges it.
-
-        Raises:
-            BenchError: The config cannot run.
-        """
-
-    @abstractmethod
-    def round(self) -> float:
-        """Microseconds per launch of one more round of the job checked last."""
-
-    def finish(self) -> dict[str, Any]:
-        """Drops the job checked last; returns facts to keep with its measurement."""
-        return {}
-
-    def alive(self) -> None:
-        """Raises whatever it likes where the GPU's context is lost."""
-
-    def ask(self, question: str) -> Any:
-        """Answers a question of the parent's, such as the GPU's measured rates."""
-        raise BenchError("runtime", f"unknown question {question!r}")
 
 
 def settled(us: Sequence[float]) -> bool:
@@ -166,64 +84,63 @@ class _CancelledError(Exception):
 
 @dataclass
 class WorkerLoop:
-    """Reads messages, answers them, and prepares cells while nobody asks for anything.
-
-    Messages from the parent: ``("task", Task)``, ``("prepare", [Cell])``, ``("ask", str)``,
-    ``("go",)``, ``("stop",)``, ``("cancel",)``, ``("exit",)``. To the parent: ``("hello", facts)``,
-    ``("refused", line)``, ``("begun", n)``, ``("checked", n, relative_error, expected_s)``,
-    ``("round", n, µs)``, ``("done", n, µs, extra, counts)``, ``("failed", n, reason, line, lost, counts)``,
-    ``("answer", question, value)``, ``("error", question, line)``.
-    """
+    """Answers messages, and prepares cells while nobody asks for anything."""
 
     bench: Bench
     conn: Connection
-    _waiting: deque[tuple[Any, ...]] = field(default_factory=deque)
+    _waiting: deque[Request] = field(default_factory=deque)
     _idle_cells: deque[Cell] = field(default_factory=deque)
 
     def run(self) -> None:
-        """Opens the bench and works until told to exit or the pipe ends."""
+        """Opens the bench and works until the pipe ends."""
         try:
             facts = self.bench.open()
         except Exception as error:  # noqa: BLE001  (the border of the process: it becomes a message)
-            self.conn.send(("refused", str(error) if isinstance(error, BenchError) else one_line(error)))
+            self._send(Refused(str(error) if isinstance(error, BenchError) else one_line(error)))
             return
-        self.conn.send(("hello", facts))
+        self._send(Opened(facts))
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            while self._step():
-                pass
+            while True:
+                self._step()
 
-    def _step(self) -> bool:
+    def _send(self, message: Reply) -> None:
+        self.conn.send(message)
+
+    def _receive(self) -> Request:
+        message: Request = self.conn.recv()
+        return message
+
+    def _step(self) -> None:
         if not self._waiting and self._idle_cells and not self.conn.poll(0):
             cell = self._idle_cells.popleft()
             # What fails here fails again, and is reported, when a job needs it.
             with contextlib.suppress(Exception):
                 self.bench.prepare(cell)
-            return True
-        message = self._waiting.popleft() if self._waiting else self.conn.recv()
-        kind = message[0]
-        if kind == "task":
-            self._task(message[1])
-        elif kind == "prepare":
-            self._idle_cells.extend(message[1])
-        elif kind == "ask":
-            self._answer(message[1])
-        return bool(kind != "exit")
+            return
+        match self._waiting.popleft() if self._waiting else self._receive():
+            case Task() as task:
+                self._task(task)
+            case Prepare(cells):
+                self._idle_cells.extend(cells)
+            case Ask() as ask:
+                self._answer(ask)
+            case Verdict() | Cancel():
+                pass  # of a task that has ended
 
-    def _answer(self, question: str) -> None:
+    def _answer(self, ask: Ask) -> None:
         try:
-            value = self.bench.ask(question)
+            answer = Answer(ask.question(self.bench))
         except Exception as error:  # noqa: BLE001  (the border of the process: it becomes a message)
-            self.conn.send(("error", question, one_line(error)))
-        else:
-            self.conn.send(("answer", question, value))
+            answer = Answer(error=one_line(error))
+        self._send(answer)
 
     def _task(self, task: Task) -> None:
         number = task.number
         try:
             self.bench.prepare(task.job.cell)
-            self.conn.send(("begun", number))
+            self._send(Begun(number))
             us = self._rounds(task)
-            extra = self.bench.finish()
+            self.bench.finish()
         except _CancelledError:
             self.bench.finish()
             return
@@ -232,7 +149,7 @@ class WorkerLoop:
         except Exception as error:  # noqa: BLE001  (the border of the process: it becomes a message)
             self._failed(number, error)
         else:
-            self.conn.send(("done", number, us, extra, self.bench.counts))
+            self._send(Done(number, us, self.bench.counts))
 
     def _rounds(self, task: Task) -> tuple[float, ...]:
         checked = self.bench.check(task.job)
@@ -243,41 +160,45 @@ class WorkerLoop:
                 "correctness",
                 f"the result is wrong: its relative error is {error:.3g}, and {MAX_RELATIVE_ERROR:g} is allowed",
             )
-        self.conn.send(("checked", task.number, error, checked.expected_s))
+        self._send(Passed(task.number, checked))
         us: list[float] = []
         while True:
             us.append(self.bench.round())
-            if task.race:
-                self.conn.send(("round", task.number, us[-1]))
-                if not self._verdict():
+            if task.raced:
+                self._send(Round(task.number, us[-1]))
+                if self._verdict().stop:
                     break
-            if len(us) >= task.rounds or settled(us):
+            if len(us) >= MAX_ROUNDS or settled(us):
                 break
         return tuple(us)
 
-    def _verdict(self) -> bool:
+    def _verdict(self) -> Verdict:
         while True:
-            message = self.conn.recv()
-            if message[0] in ("go", "stop"):
-                return bool(message[0] == "go")
-            if message[0] == "cancel":
-                self._waiting = deque(m for m in self._waiting if m[0] != "task")
-                raise _CancelledError
-            self._waiting.append(message)
+            match self._receive():
+                case Verdict() as verdict:
+                    return verdict
+                case Cancel():
+                    self._waiting = deque(message for message in self._waiting if not isinstance(message, Task))
+                    raise _CancelledError
+                case message:
+                    self._waiting.append(message)
 
     def _failed(self, number: int, error: Exception) -> None:
-        reason: Reason = error.reason if isinstance(error, BenchError) else "runtime"
-        line = one_line(error)
-        print(f"task {number}: {reason}: {line}", file=sys.stderr, flush=True)  # noqa: T201  (stderr is the log)
+        failure = Failure(error.reason if isinstance(error, BenchError) else "runtime", one_line(error))
+        _log(f"task {number}: {failure.reason}: {failure.message}")
         try:
             self.bench.finish()
             self.bench.alive()
         except Exception as lost:  # noqa: BLE001  (the border of the process: it becomes a message)
-            print(f"the GPU context is lost: {lost}", file=sys.stderr, flush=True)  # noqa: T201
-            self.conn.send(("failed", number, reason, line, True, self.bench.counts))
+            _log(f"the GPU context is lost: {lost}")
+            self._send(Failed(number, failure, True, self.bench.counts))
             # Destructors would call into the lost context.
             os._exit(EXIT_LOST)
-        self.conn.send(("failed", number, reason, line, False, self.bench.counts))
+        self._send(Failed(number, failure, False, self.bench.counts))
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201  (a worker's stderr is its log)
 
 
 def die_with_parent(lifeline: int, *, by_signal: bool) -> None:
@@ -310,14 +231,10 @@ def main() -> None:
     bench: Bench = pickle.loads(conn.recv_bytes())
     start = time.monotonic()
     WorkerLoop(bench, conn).run()
-    print(f"worker ends after {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
-    sys.stderr.flush()
+    _log(f"worker ends after {time.monotonic() - start:.1f} s")
     # Tearing a CUDA context down takes a second that nobody needs.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    # Under this name so that pickled classes of this module are the same classes here.
-    from moeopt.measure import worker
-
-    worker.main()
+    main()

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import logging
-import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.provenance import DeviceInfo
 from moeopt.core.shape import MoEShape, Role
-from moeopt.core.trial import Cell, Job, Measurement, Race, Resources, never_stop
+from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError
 from moeopt.kernels.base import MoEKernel
 from moeopt.measure.base import Device
-from moeopt.measure.compile_queue import BatchPlan, Compiler
+from moeopt.measure.bench import BenchFacts
+from moeopt.measure.compile_queue import BatchPlan, Compiler, ReadyJob
 from moeopt.measure.monitor import GpuMonitor, GpuState
-from moeopt.measure.supervisor import Outcome, Supervisor
-from moeopt.measure.worker import MAX_ROUNDS, Task
+from moeopt.measure.supervisor import Supervisor
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # Results are held back until the control config, timed again, agrees with its time before them.
@@ -117,7 +117,6 @@ class WorkerDevice(Device):
         self._monitor = monitor
         self._wait_idle = wait_idle
         self._planned = tuple(batch_sizes)
-        self._numbers = itertools.count(1)
         self._known_pid: int | None = None
         self._control: Job | None = None
         self._control_settled = False
@@ -125,7 +124,7 @@ class WorkerDevice(Device):
         self._state = GpuState()
         self._first_state: GpuState | None = None
         self._others: tuple[str, ...] = ()
-        self._launched: str | None = None
+        self._launched = ""
         self._busy: str | None = None
         self._polled = 0.0
         self._spent: defaultdict[str, float] = defaultdict(float)
@@ -239,11 +238,10 @@ class WorkerDevice(Device):
             if not held:
                 since = time.monotonic()
             end = since + CHUNK_S
-            first = plan.take() if time.monotonic() < end else None
-            if first is not None:
+            if time.monotonic() < end and plan.ready:
                 if self._before is None:
                     self._before = self._time_control()
-                held += self._timed(self._tasks(plan, first, end), race, still_busy)
+                held += self._timed(functools.partial(plan.take, end), race, still_busy)
             elif held and (plan.finished or time.monotonic() >= end or not plan.compiling):
                 yield from self._settle(held, race, still_busy)
                 held = []
@@ -252,61 +250,25 @@ class WorkerDevice(Device):
                 plan.wait(min(0.25, max(0.001, end - start)) if held else 0.25)
                 self._spent["wait"] += time.monotonic() - start
 
-    def _tasks(
-        self, plan: BatchPlan, first: tuple[Job, dict[Role, Resources]], end: float
-    ) -> Callable[[], tuple[Job, dict[Role, Resources]] | None]:
-        taken: list[tuple[Job, dict[Role, Resources]]] = [first]
-
-        def take() -> tuple[Job, dict[Role, Resources]] | None:
-            if taken:
-                return taken.pop()
-            return plan.take() if time.monotonic() < end else None
-
-        return take
-
-    def _timed(
-        self,
-        take: Callable[[], tuple[Job, dict[Role, Resources]] | None],
-        race: Race,
-        still_busy: str | None,
-    ) -> list[Measurement]:
+    def _timed(self, take: Callable[[], ReadyJob | None], race: Race, still_busy: str | None) -> list[Measurement]:
         """Works off what ``take`` gives."""
-        resources: dict[int, dict[Role, Resources]] = {}
-
-        def next_task() -> Task | None:
-            taken = take()
-            if taken is None:
-                return None
-            task = Task(next(self._numbers), taken[0])
-            resources[task.number] = taken[1]
-            return task
-
         found = []
         start = time.monotonic()
-        for outcome in self._supervisor.run(next_task, race):
+        for measurement in self._supervisor.run(take, race):
             self._poll()
-            found.append(self._measurement(outcome, resources[outcome.task.number], still_busy))
+            if measurement.failure is None:
+                self._describe(measurement, still_busy or self._busy)
+            found.append(measurement)
         self._spent["timing"] += time.monotonic() - start
         self._counted["timed"] += len(found)
         return found
 
-    def _measurement(self, outcome: Outcome, resources: dict[Role, Resources], still_busy: str | None) -> Measurement:
-        job = outcome.task.job
-        if outcome.failure is not None:
-            return Measurement(job, "failed", resources=resources, failure=outcome.failure)
-        extra: dict[str, Any] = {**outcome.extra, **self._state.to_dict()}
-        disturbed = still_busy or self._busy
+    def _describe(self, measurement: Measurement, disturbed: str | None) -> None:
+        """Notes the GPU's state with a measurement."""
+        measurement.extra.update(self._state.to_dict())
         if disturbed is not None:
-            extra["disturbed"] = disturbed
+            measurement.extra["disturbed"] = disturbed
             self._counted["disturbed"] += 1
-        return Measurement(
-            job,
-            "raced_out" if outcome.raced_out else "ok",
-            us=outcome.us,
-            relative_error=outcome.relative_error,
-            resources=resources,
-            extra=extra,
-        )
 
     def _settle(self, held: list[Measurement], race: Race, still_busy: str | None) -> Iterator[Measurement]:
         drift = self._drift()
@@ -315,7 +277,7 @@ class WorkerDevice(Device):
             return
         log.warning("the control config drifted by %.1f %%: %d timings are repeated", 100 * drift, len(held))
         yield from (m for m in held if not m.us)
-        again = [(m.job, m.resources) for m in reversed(held) if m.us]
+        again = [ReadyJob(m.job, m.resources) for m in reversed(held) if m.us]
         self._counted["again"] += len(again)
         repeated = self._timed(lambda: again.pop() if again else None, race, still_busy)
         second = self._drift()
@@ -366,13 +328,13 @@ class WorkerDevice(Device):
         if self._control is None:
             return None
         start = time.monotonic()
-        tasks = [Task(next(self._numbers), self._control, race=False, rounds=MAX_ROUNDS)]
+        jobs = [ReadyJob(self._control)]
         found = None
-        for outcome in self._supervisor.run(lambda: tasks.pop() if tasks else None, never_stop):
-            if outcome.failure is None:
-                found = statistics.median(outcome.us)
+        for measurement in self._supervisor.run(lambda: jobs.pop() if jobs else None, None):
+            if measurement.failure is None:
+                found = measurement.median_us
             else:
-                log.warning("timings go on without a control config: %s", outcome.failure.message)
+                log.warning("timings go on without a control config: %s", measurement.failure.message)
                 self._control = None
         spent = time.monotonic() - start
         self._spent["timing"] += spent
@@ -392,12 +354,12 @@ class WorkerDevice(Device):
 
     # -- the worker and the GPU's state ---------------------------------------------------------
 
-    def _ensure_worker(self) -> dict[str, Any]:
+    def _ensure_worker(self) -> BenchFacts:
         start = time.monotonic()
         facts = self._supervisor.facts()
         self._spent["start"] += time.monotonic() - start
-        if facts.get("kernel") != self._launched:
-            self._launched = facts.get("kernel")
+        if facts.kernel != self._launched:
+            self._launched = facts.kernel
             log.info("launched on %s: %s", self.gpu.name, self._launched)
         self._poll(force=True)
         return facts
@@ -415,9 +377,9 @@ class WorkerDevice(Device):
                 self.gpu.name, ", ".join(self._others),
             )  # fmt: skip
 
-    def _ask(self, question: str) -> Any:
+    def _ask(self, question: Callable[[Any], T]) -> T:
         if self._measuring:
-            raise DeviceError(f"the GPU worker is timing and cannot be asked for {question!r} now")
+            raise DeviceError(f"the GPU worker is timing and cannot be asked for {question.__name__!r} now")
         self._ensure_worker()
         return self._supervisor.ask(question)
 

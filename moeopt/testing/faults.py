@@ -14,13 +14,13 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
 from moeopt.measure.base import Device
-from moeopt.measure.worker import Bench, BenchCounts, BenchError, Checked
+from moeopt.measure.bench import Bench, BenchCounts, BenchError, BenchFacts, Checked
 from moeopt.recordings.format import Recording
 
 Fault = Literal["compile", "crash", "hang", "wrong_result", "nan", "sticky_error", "memory"]
@@ -122,14 +122,14 @@ class FaultyBench(Bench):
     counts: BenchCounts = field(default_factory=BenchCounts)
     prepared: list[Cell] = field(default_factory=list)
 
-    def open(self) -> dict[str, Any]:
+    def open(self) -> BenchFacts:
         time.sleep(self.open_s)
         if self.refusal:
             raise BenchError("runtime", self.refusal)
         self._rows = Recording.load(self.recording).rows
         self._stuck = False
         self._us: list[float] = []
-        return {"pid": os.getpid()}
+        return BenchFacts()
 
     def prepare(self, cell: Cell) -> None:
         self._touch()
@@ -164,11 +164,6 @@ class FaultyBench(Bench):
 
     def alive(self) -> None:
         self._touch()
-
-    def ask(self, question: str) -> Any:
-        if question == "prepared":
-            return list(self.prepared)
-        return super().ask(question)
 
     def _touch(self) -> None:
         if self._stuck:

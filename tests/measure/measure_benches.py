@@ -6,17 +6,17 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.trial import Cell, Job
-from moeopt.measure.worker import Checked
+from moeopt.measure.bench import Bench, BenchFacts, Checked
 from moeopt.testing.faults import FaultyBench
 
 
 @dataclass
 class StillbornBench(FaultyBench):
-    def open(self) -> dict[str, Any]:
+    def open(self) -> BenchFacts:
         os.abort()
 
 
@@ -68,3 +68,12 @@ class HangsLaterBench(FaultyBench):
             Path(self.marker).touch()
             time.sleep(3600)
         return super().check(job)
+
+
+def prepared(bench: FaultyBench) -> list[Cell]:
+    """The cells whose operands a worker has made."""
+    return bench.prepared
+
+
+def unanswerable(bench: Bench) -> NoReturn:
+    raise ValueError("42")

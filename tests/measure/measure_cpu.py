@@ -11,7 +11,7 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.kernels.builtin import BuiltinKernel
 from moeopt.kernels.reference import reference
-from moeopt.measure.bench import CudaBench
+from moeopt.measure.cuda_bench import CudaBench
 
 
 class CpuTimer:

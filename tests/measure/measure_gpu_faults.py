@@ -1,4 +1,4 @@
-"""A kernel that misbehaves on chosen configs, for the tests on a GPU."""
+"""What the worker imports in the tests on a GPU: a kernel that misbehaves on chosen configs, and a question."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from moeopt.core.config import LaunchConfig
+from moeopt.core.shape import Role
 from moeopt.kernels.builtin import BuiltinKernel
+from moeopt.kernels.workset import WorkSet
+from moeopt.measure.cuda_bench import CudaBench
 
 Kind = Literal["fault", "hang", "memory", "wrong", "crash"]
 # Two minutes at 2 GHz: far beyond any deadline, and it ends by itself should nobody end it.
@@ -46,3 +49,8 @@ class FaultingKernel(BuiltinKernel):
                 out[-1] *= -1
 
         return misbehave
+
+
+def worksets(bench: CudaBench) -> dict[tuple[Role, int], WorkSet]:
+    """What the launches of each (role, batch size) so far work on."""
+    return {key: workload.workset for key, workload in bench._workloads.items()}

@@ -18,8 +18,8 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Job
 from moeopt.kernels import get_kernel
-from moeopt.measure.bench import CudaBench
 from moeopt.measure.cuda import CudaDevice, open_cuda
+from moeopt.measure.cuda_bench import CudaBench
 from moeopt.measure.options import DeviceOptions
 from moeopt.measure.roofline import RateStore
 from moeopt.measure.supervisor import Deadlines
@@ -82,10 +82,10 @@ def test_times_are_repeatable(device: CudaDevice) -> None:
 
 def test_graphs_are_cold_and_events_lie_inside_them(device: CudaDevice) -> None:
     list(device.measure(jobs("up", "down")))
-    worksets = device._ask("worksets")
-    assert worksets["down 1"]["cold"] and worksets["up 1024"]["cold"]
-    assert worksets["down 1"]["launches"] > worksets["up 1024"]["launches"]
-    assert device.worker_facts["timing"].startswith("events")
+    worksets = device._ask(measure_gpu_faults.worksets)
+    assert worksets["down", 1].cold and worksets["up", 1024].cold
+    assert len(worksets["down", 1].topk_ids) > len(worksets["up", 1024].topk_ids)
+    assert device.worker_facts.timing.startswith("events")
 
 
 def test_rates_are_those_of_a_gpu_and_are_kept(device: CudaDevice, tmp_path: Path) -> None:

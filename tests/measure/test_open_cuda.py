@@ -104,7 +104,7 @@ def test_rates_of_a_disturbed_gpu_are_not_kept(
 ) -> None:
     store = RateStore(tmp_path / "empty.json")
     monkeypatch.setattr(device, "_rate_store", store)
-    monkeypatch.setattr(device, "_ask", lambda _: {"copy_gbps": 1.0, "read_gbps": 2.0, "matmul_tflops": None})
+    monkeypatch.setattr(device, "_ask", lambda _: Rates(1.0, 2.0, None))
     monkeypatch.setattr(device, "_poll", lambda **_: None)
     monkeypatch.setattr(device, "_busy", busy)
     assert device.rates() == Rates(1.0, 2.0, None)

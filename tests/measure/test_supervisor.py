@@ -12,13 +12,19 @@ import psutil
 import pytest
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.trial import Cell, Job, never_stop
+from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError
+from moeopt.measure.compile_queue import ReadyJob
 from moeopt.measure.supervisor import Deadlines, Supervisor
-from moeopt.measure.worker import Task
 from moeopt.recordings.format import Recording
 from moeopt.testing.faults import Fault, FaultyBench
-from tests.measure.measure_benches import DiesOverOperandsBench, LongLaunchBench, StillbornBench
+from tests.measure.measure_benches import (
+    DiesOverOperandsBench,
+    LongLaunchBench,
+    StillbornBench,
+    prepared,
+    unanswerable,
+)
 from tests.measure.measure_workers import QUICK
 
 CELL = Cell("up", 16)
@@ -48,17 +54,21 @@ def supervise(recording: Recording, tmp_path: Path) -> Iterator[Callable[..., Su
         supervisor.close()
 
 
-def work(supervisor: Supervisor, configs: Sequence[LaunchConfig], *, race: bool = True, stop=never_stop):
-    tasks = [Task(number, Job(CELL, config), race) for number, config in enumerate(configs)]
-    return list(supervisor.run(lambda: tasks.pop(0) if tasks else None, stop))
+def begin(supervisor: Supervisor, configs: Sequence[LaunchConfig], race: Race | None = never_stop, cell: Cell = CELL):
+    jobs = [ReadyJob(Job(cell, config)) for config in configs]
+    return supervisor.run(lambda: jobs.pop(0) if jobs else None, race)
+
+
+def work(supervisor: Supervisor, configs: Sequence[LaunchConfig], race: Race | None = never_stop) -> list[Measurement]:
+    return list(begin(supervisor, configs, race))
 
 
 def test_sound_configs_get_the_recorded_times(supervise, recording, configs) -> None:
     outcomes = work(supervise(), configs[:6])
     for config, outcome in zip(configs, outcomes, strict=False):
         recorded = recording.rows[config].roles["up"].us[16]
-        assert outcome.task.job.config == config
-        assert outcome.failure is None and not outcome.raced_out
+        assert outcome.job.config == config
+        assert outcome.failure is None and outcome.status == "ok"
         assert outcome.us == recorded[: len(outcome.us)]
         assert 3 <= len(outcome.us) <= 5
         assert outcome.relative_error == pytest.approx(0.0017)
@@ -71,18 +81,15 @@ def test_the_race_is_asked_in_this_thread_and_can_end_after_the_first_round(supe
         asked.append((job.config, len(rounds)))
         return job.config == configs[1]
 
-    first, second, third = work(supervise(), configs[:3], stop=race)
-    assert second.raced_out and len(second.us) == 1
-    assert not first.raced_out and not third.raced_out and len(third.us) >= 3
+    first, second, third = work(supervise(), configs[:3], race)
+    assert second.status == "raced_out" and len(second.us) == 1
+    assert first.status == third.status == "ok" and len(third.us) >= 3
     assert asked[: len(first.us)] == [(configs[0], n + 1) for n in range(len(first.us))]
 
 
-def test_a_task_that_does_not_race_asks_nobody(supervise, configs) -> None:
-    def race(job: Job, rounds: Sequence[float]) -> bool:
-        raise AssertionError("asked")
-
-    (outcome,) = work(supervise(), configs[:1], race=False, stop=race)
-    assert outcome.failure is None and len(outcome.us) >= 3
+def test_without_a_race_a_job_is_timed_in_full(supervise, configs) -> None:
+    (outcome,) = work(supervise(), configs[:1], None)
+    assert outcome.status == "ok" and outcome.failure is None and len(outcome.us) >= 3
 
 
 @pytest.mark.parametrize(
@@ -99,7 +106,7 @@ def test_a_task_that_does_not_race_asks_nobody(supervise, configs) -> None:
 def test_each_fault_costs_its_config_and_no_other(supervise, configs, fault, reason, restart) -> None:
     supervisor = supervise({configs[2]: fault})
     outcomes = work(supervisor, configs[:5])
-    assert [o.task.job.config for o in outcomes] == configs[:5]
+    assert [o.job.config for o in outcomes] == configs[:5]
     assert [o.failure.reason if o.failure else None for o in outcomes] == [None, None, reason, None, None]
     assert "\n" not in outcomes[2].failure.message
     assert dict(supervisor.counts.restarts) == ({restart: 1} if restart else {})
@@ -126,7 +133,7 @@ def test_a_worker_that_is_killed_from_outside_is_no_fault_of_the_config(supervis
             os.kill(supervisor.pid, signal.SIGKILL)
         return False
 
-    outcomes = work(supervisor, configs[:3], stop=race)
+    outcomes = work(supervisor, configs[:3], race)
     assert killed and [o.failure for o in outcomes] == [None] * 3
     assert dict(supervisor.counts.restarts) == {"killed": 1}
 
@@ -135,13 +142,11 @@ def test_a_run_that_is_dropped_leaves_a_worker_that_goes_on(supervise, configs) 
     supervisor = supervise()
     supervisor.facts()
     pid = supervisor.pid
-    tasks = [Task(number, Job(CELL, config)) for number, config in enumerate(configs[:6])]
-    run = supervisor.run(lambda: tasks.pop(0) if tasks else None, never_stop)
+    run = begin(supervisor, configs[:6])
     next(run)
     run.close()
-    tasks = [Task(100, Job(CELL, configs[7]))]
-    outcomes = list(supervisor.run(lambda: tasks.pop(0) if tasks else None, never_stop))
-    assert [o.task.number for o in outcomes] == [100] and outcomes[0].failure is None
+    (outcome,) = work(supervisor, configs[7:8])
+    assert outcome.job.config == configs[7] and outcome.failure is None
     assert supervisor.pid == pid
 
 
@@ -152,7 +157,7 @@ def test_an_error_in_the_race_comes_through_and_the_next_run_starts_afresh(super
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work(supervisor, configs[:2], stop=race)
+        work(supervisor, configs[:2], race)
     assert work(supervisor, configs[:1])[0].failure is None
 
 
@@ -170,9 +175,8 @@ def test_a_worker_that_dies_at_its_start_is_given_up(supervise, recording) -> No
 
 def test_a_death_before_the_launch_is_not_blamed_on_the_config(supervise, recording, configs) -> None:
     supervisor = supervise(bench=DiesOverOperandsBench(recording.path))
-    tasks = [Task(1, Job(Cell("up", 64), configs[0]))]
     with pytest.raises(DeviceError, match=r"before .* of up M=64 was launched, 3 times"):
-        list(supervisor.run(lambda: tasks.pop(0) if tasks else None, never_stop))
+        list(begin(supervisor, configs[:1], cell=Cell("up", 64)))
 
 
 def test_cells_are_prepared_while_nobody_asks(supervise) -> None:
@@ -181,10 +185,10 @@ def test_cells_are_prepared_while_nobody_asks(supervise) -> None:
     supervisor.prepare(cells)
     supervisor.start()
     deadline = time.monotonic() + 20
-    while supervisor.ask("prepared") != cells:
+    while supervisor.ask(prepared) != cells:
         assert time.monotonic() < deadline
-    with pytest.raises(DeviceError, match="unknown question"):
-        supervisor.ask("the meaning of it all")
+    with pytest.raises(DeviceError, match="could not answer 'unanswerable': ValueError: 42"):
+        supervisor.ask(unanswerable)
 
 
 def test_closing_leaves_no_process_and_no_log_that_nobody_was_told_of(supervise, configs) -> None:

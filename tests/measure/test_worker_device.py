@@ -236,7 +236,7 @@ def test_the_end_of_the_parent_leaves_no_worker(path: Path, tmp_path: Path, how:
             from moeopt.core.trial import Cell, Job, never_stop
             from moeopt.testing.faults import FaultyBench
             from moeopt.measure.supervisor import Deadlines, Supervisor
-            from moeopt.measure.worker import Task
+            from moeopt.measure.compile_queue import ReadyJob
             from moeopt.recordings.format import Recording
             path = Path({str(path)!r})
             config = next(c for c, row in Recording.load(path).rows.items() if row.status == "ok")
@@ -244,8 +244,8 @@ def test_the_end_of_the_parent_leaves_no_worker(path: Path, tmp_path: Path, how:
                                     deadlines=Deadlines(first_check=600))
             supervisor.facts()
             print(supervisor.pid, flush=True)
-            tasks = [Task(1, Job(Cell("up", 1), config))]
-            list(supervisor.run(lambda: tasks.pop() if tasks else None, never_stop))
+            jobs = [ReadyJob(Job(Cell("up", 1), config))]
+            list(supervisor.run(lambda: jobs.pop() if jobs else None, never_stop))
         """)
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)

@@ -14,7 +14,7 @@ from moeopt.errors import InvalidInputError
 from moeopt.kernels.align import kept_with
 from moeopt.kernels.builtin import BuiltinKernel
 from moeopt.kernels.workset import LAUNCHES
-from moeopt.measure.worker import BenchError
+from moeopt.measure.bench import BenchError
 from tests.measure.measure_cpu import CpuBench, QuickKernel
 
 SHAPE = MoEShape(8, 2, 64, 32)
@@ -82,8 +82,7 @@ def test_a_graph_holds_launches_over_different_routings_and_is_warmed_up_once() 
     assert timer.captured == [] and bench._sides == []
     workload = bench._workloads["up", 4]
     assert len({tuple(b.topk_ids.flatten().tolist()) for b in workload.batches}) > 1
-    facts = bench.ask("worksets")["up 4"]
-    assert facts["cold"] and facts["launches"] == len(workload.batches)
+    assert workload.workset.cold and len(workload.workset.topk_ids) == len(workload.batches)
 
 
 def test_a_warm_cache_repeats_one_batch() -> None:
