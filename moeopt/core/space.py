@@ -1,38 +1,19 @@
-"""Launch configs and the spaces that they are picked from."""
+"""Spaces of launch configs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from moeopt.core.config import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import CONFIG_KEYS, PARAMETERS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.parameters import Value
 from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-
-_GRID: Final[Mapping[str, tuple[int, ...]]] = {
-    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
-    "BLOCK_SIZE_N": (32, 64, 128, 256),
-    "BLOCK_SIZE_K": (64, 128, 256),
-    "GROUP_SIZE_M": (1, 16, 32, 64),
-    "num_warps": (4, 8),
-    "num_stages": (2, 3, 4, 5),
-}
-_WIDE: Final[Mapping[str, tuple[int, ...]]] = {
-    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
-    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
-    "BLOCK_SIZE_K": (32, 64, 128, 256),
-    "GROUP_SIZE_M": (1, 2, 4, 8, 16, 32, 64),
-    "num_warps": (2, 4, 8),
-    "num_stages": (2, 3, 4, 5, 6, 7, 8),
-    "maxnreg": (0, 96, 128, 168),
-    "USE_TMA": (False, True),
-}
 
 
 @dataclass(frozen=True)
@@ -52,11 +33,10 @@ class SearchSpace:
             if not self.values.get(key):
                 raise InvalidInputError(f"search space {self.name!r} has no values for {key}")
         for key, values in self.values.items():
-            if key not in CONFIG_KEYS:
-                raise InvalidInputError(f"search space key {key!r} is unknown: the keys are {', '.join(CONFIG_KEYS)}")
+            if key not in PARAMETERS:
+                raise InvalidInputError(f"search space key {key!r} is unknown: the keys are {', '.join(PARAMETERS)}")
             for value in values:
-                number = isinstance(value, int) and not isinstance(value, bool) and value >= (key != "maxnreg")
-                if not (isinstance(value, bool) if key == "USE_TMA" else number):
+                if not PARAMETERS[key].accepts(value):
                     raise InvalidInputError(f"search space value {value!r} of {key} cannot be used: see the grid's")
             if len(set(values)) != len(values):
                 raise InvalidInputError(f"search space values of {key} repeat: {list(values)!r}")
@@ -64,7 +44,8 @@ class SearchSpace:
     @classmethod
     def grid(cls, shape: MoEShape) -> SearchSpace:
         """The grid that the published scripts walk: 1,920 configs, 1,280 for block_k 128."""
-        return cls("grid", _without_bad_block_k(_GRID, shape))
+        values = {key: row.grid for key, row in PARAMETERS.items() if row.grid}
+        return cls("grid", _without_bad_block_k(values, shape))
 
     @classmethod
     def wide(cls, shape: MoEShape, *, extras: Collection[str] = ("maxnreg",)) -> SearchSpace:
@@ -74,9 +55,15 @@ class SearchSpace:
             shape: The layer.
             extras: Keys beyond the six that the kernel can use: ``maxnreg``, ``USE_TMA`` (SGLang's
                 down projection).
+
+        Raises:
+            InvalidInputError: A key is unknown.
         """
-        values = {k: v for k, v in _without_bad_block_k(_WIDE, shape).items() if k in REQUIRED_KEYS or k in extras}
-        return cls("wide", values)
+        unknown = sorted(set(extras) - set(PARAMETERS))
+        if unknown:
+            raise InvalidInputError(f"search space key {unknown[0]!r} is unknown: the keys are {', '.join(PARAMETERS)}")
+        values = {key: row.values for key, row in PARAMETERS.items() if row.required or key in extras}
+        return cls("wide", _without_bad_block_k(values, shape))
 
     @classmethod
     def named(cls, name: str, shape: MoEShape, *, extras: Collection[str] = ("maxnreg",)) -> SearchSpace:
@@ -105,10 +92,12 @@ class SearchSpace:
         )
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """The space as Optuna distributions, one categorical per key that has a choice."""
-        from optuna.distributions import CategoricalDistribution
+        """The space as Optuna distributions: those of the study database, whatever the space.
 
-        return {key: CategoricalDistribution(values) for key, values in self.values.items()}
+        They are wider than the space, and hold values that are between its own: a sampler's suggestion stands for
+        the nearest legal config.
+        """
+        return {key: PARAMETERS[key].distribution() for key in self.values}
 
     def params(self, config: LaunchConfig) -> dict[str, Any]:
         """The config as Optuna parameters of :meth:`distributions`."""
@@ -120,16 +109,10 @@ class SearchSpace:
 
     def contains(self, config: LaunchConfig) -> bool:
         """Whether the config is one of the space's."""
-        return all(
-            getattr(config, field) in self.values.get(key, (_UNSET[field],) if field in _UNSET else ())
-            for key, field in CONFIG_KEYS.items()
-        )
+        return all(value in self.values.get(key, (PARAMETERS[key].unset,)) for key, value in config.values().items())
 
 
-_UNSET: Final[Mapping[str, Any]] = {"maxnreg": 0, "use_tma": False}
-
-
-def _without_bad_block_k(values: Mapping[str, tuple[int, ...]], shape: MoEShape) -> dict[str, tuple[int, ...]]:
+def _without_bad_block_k(values: Mapping[str, tuple[Value, ...]], shape: MoEShape) -> dict[str, tuple[Value, ...]]:
     """Drops BLOCK_SIZE_K values that straddle two scales.
 
     With block-wise scales SGLang's kernel reads one scale per loop step, so a BLOCK_SIZE_K over

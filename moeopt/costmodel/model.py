@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeopt.core.config import LaunchConfig
+from moeopt.core.config import COLUMN, LaunchConfig, columns, config_table
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import DTYPES, ROLES, MoEShape, Role
 
@@ -42,7 +42,7 @@ _HOPPER_MMA: Final = 0.62
 # SM120 parts a linear correction moved upstream's tuned choices back; these trees were not tried there.
 _CORRECTED: Final = 9
 _MOST_CORRECTION: Final = 1.0
-_GROUP: Final = 3  # the column of GROUP_SIZE_M, which the formula does not know
+_GROUP: Final = COLUMN["GROUP_SIZE_M"]  # which the formula does not know
 _ROWS: Final = 2**17  # for which trees are walked at once
 _NO_RATE_TFLOPS: Final = 100.0
 # Of an H200 with 16 cores: both roles of a config compile in 0.9 s (median, 15 processes).
@@ -183,7 +183,7 @@ def predict_us(
     Returns:
         float64 [len(configs)], finite and positive.
     """
-    rows = predict_table_us(shape, gpu, role, [batch_size], config_fields(configs), corrected=corrected)
+    rows = predict_table_us(shape, gpu, role, [batch_size], config_table(configs).astype(float), corrected=corrected)
     return np.asarray(rows[0])
 
 
@@ -197,7 +197,7 @@ def predict_table_us(
         gpu: See there.
         role: Which projection.
         batch_sizes: Tokens.
-        fields: Of :func:`config_fields`.
+        fields: Of :func:`moeopt.core.config.config_table`, as floats.
         corrected: See there.
     """
     rows, row = np.unique(fields, axis=0, return_inverse=True)
@@ -252,15 +252,6 @@ def estimate_tune_seconds(
     return float(_START_S + max(compiling, timing) + _UNHIDDEN * min(compiling, timing))
 
 
-def config_fields(configs: Sequence[LaunchConfig]) -> Array:
-    """The configs' numbers: float64 [len(configs), 7], BLOCK_SIZE_M first and maxnreg last."""
-    rows = [
-        (c.block_size_m, c.block_size_n, c.block_size_k, c.group_size_m, c.num_warps, c.num_stages, c.maxnreg)
-        for c in configs
-    ]
-    return np.array(rows, dtype=np.float64).reshape(-1, 7)
-
-
 @functools.lru_cache(maxsize=4096)
 def expected_tiles(shape: MoEShape, batch_size: int, block_size_m: int) -> tuple[float, float]:
     """Expected tiles along M and experts visited, if tokens choose experts uniformly.
@@ -289,7 +280,7 @@ class LaunchParts:
     """What the formula makes of each config of one cell; all arrays are [number of configs].
 
     Attributes:
-        fields: Of :func:`config_fields`.
+        fields: Of :func:`moeopt.core.config.config_table`, as floats.
         us: The formula's microseconds.
         body_us: Of them, what the multiprocessors need if memory were no limit.
         dram_us: What DRAM needs if nothing else were.
@@ -329,10 +320,11 @@ def launch_parts(shape: MoEShape, gpu: GpuSpec, role: Role, batch_size: int, fie
         gpu: Data-sheet numbers.
         role: Which projection.
         batch_size: Tokens.
-        fields: Of :func:`config_fields`.
+        fields: Of :func:`moeopt.core.config.config_table`, as floats.
     """
     k = CONSTANTS
-    bm, bn, bk, _, warps, stages, maxnreg = fields.T
+    keys = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "maxnreg")
+    bm, bn, bk, warps, stages, maxnreg = columns(fields, *keys)
     spec = DTYPES[shape.dtype]
     a_bytes, w_bytes = spec.activation_bits / 8, spec.weight_bits / 8
     rows, reduction = shape.output_rows(role), shape.reduction(role)
@@ -451,7 +443,7 @@ def launch_features(shape: MoEShape, role: Role, batch_size: int, parts: LaunchP
         batch_size: Tokens.
         parts: Of :func:`launch_parts`.
     """
-    bm, bn, _, _, warps, stages, _ = parts.fields.T
+    bm, bn, warps, stages = columns(parts.fields, "BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_warps", "num_stages")
     one = np.ones_like(bm)
     tokens = batch_size * shape.top_k / (shape.num_experts * shape.ep_size)
     return np.stack(

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
     Column,
@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from moeopt.core.config import CONFIG_KEYS, LaunchConfig
+from moeopt.core.config import LaunchConfig
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import StorageError
 from moeopt.storage.codec import PACKED, StoredTrial, TrialContext, decode, encode, unpack
@@ -291,12 +291,9 @@ class JobBoard:
 
 def config_text(config: LaunchConfig) -> str:
     """A config as a short string, one for each."""
-    values: list[Any] = [int(getattr(config, name)) for name in CONFIG_KEYS.values()]
-    return json.dumps(values, separators=(",", ":"))
+    return json.dumps(config.numbers(), separators=(",", ":"))
 
 
 def config_of(text_: str) -> LaunchConfig:
     """The inverse of :func:`config_text`."""
-    values = [int(number) for number in json.loads(text_)]
-    named: dict[str, Any] = dict(zip(CONFIG_KEYS.values(), values, strict=True))
-    return LaunchConfig(**{**named, "use_tma": bool(named["use_tma"])})
+    return LaunchConfig.of_numbers(json.loads(text_))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from moeopt.core.config import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import PARAMETERS, LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import MoEShape
@@ -24,10 +24,11 @@ _ASKED_FOR: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE
 # What Triton takes where an entry does not say.
 _TRITON_DEFAULTS: Final = {"num_warps": 4, "num_stages": 3}
 _POWERS_OF_TWO: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
-_LAUNCH_OPTIONS: Final = frozenset({*REQUIRED_KEYS, "maxnreg", "num_ctas"})
+# Beyond the launch parameters that the engine takes.
+_MORE_KEYS: Final[Mapping[Engine, tuple[str, ...]]] = {"sglang": ("num_ctas",), "vllm": ("num_ctas", "SPLIT_K")}
 _KEYS: Final[Mapping[Engine, frozenset[str]]] = {
-    "sglang": _LAUNCH_OPTIONS | {"USE_TMA"},
-    "vllm": _LAUNCH_OPTIONS | {"SPLIT_K"},
+    engine: frozenset([*more, *(key for key, row in PARAMETERS.items() if row.taken_by(engine))])
+    for engine, more in _MORE_KEYS.items()
 }
 _AMD_KEYS: Final = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
 # What weight-only kernels need in shared memory depends on how Triton unpacks the weights.
@@ -195,7 +196,7 @@ def check_entry(
                 f"key {key!r} is for AMD GPUs: an NVIDIA GPU's launch fails; it is a wrong file",
             )
         elif key not in allowed and key not in _AMD_KEYS:
-            known = ", ".join(k for k in CONFIG_KEYS if k in allowed)
+            known = ", ".join(k for k in PARAMETERS if k in allowed)
             yield "error", "unknown_key", f"key {key!r} is unknown to {engine or 'both engines'}: it takes {known}"
     bad = False
     for key in _ASKED_FOR:
@@ -229,7 +230,7 @@ def check_entry(
                 f"BLOCK_SIZE_K {value} does not divide block_k {block_k}: the numbers come out wrong",
             )
     if shape is not None and gpu is not None and not amd:
-        merged = {**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in CONFIG_KEYS}}
+        merged = {**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in PARAMETERS}}
         if isinstance(merged.get("USE_TMA", False), bool):
             config = LaunchConfig.from_dict(merged)
             reason = None

@@ -8,45 +8,32 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from moeopt.core.config import PARAMETERS
 from moeopt.core.trial import Cell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# No limit on registers behaves as a limit at the most that a thread can have.
-_MOST_REGISTERS: Final = 255
 _ROLE_NUMBER: Final = {"up": 0.0, "down": 1.0, "joint": 2.0}
 
 
 def config_features(table: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Features of launch configs, float64 [configs, 11], on scales where 1 is a step of the lattice.
+    """Features of launch configs, float64 [configs, 11], on scales where 1 is about a step of the grid.
 
-    The parameters in powers of two, and three of their combinations that decide on registers,
+    The parameters, most in powers of two, and three of their combinations that decide on registers,
     shared memory and reuse: log2 of the tile's outputs per warp, of the pipeline's elements, and of
-    the tile's aspect.
+    the tile's aspect. The parameters that every config has come first, then the combinations, then the others.
 
     Args:
-        table: Of :func:`config_table`.
+        table: Of :func:`moeopt.core.config.config_table`.
     """
-    raw = table.astype(np.float64)
-    m, n, k, group, warps = np.log2(raw[:, :5]).T
-    stages = raw[:, 5]
-    return np.stack(
-        [
-            m,
-            n,
-            k,
-            group / 2,
-            warps,
-            stages * 0.7,
-            m + n - warps,
-            np.log2((raw[:, 0] + raw[:, 1]) * raw[:, 2] * stages),
-            m - n,
-            np.log2(np.where(raw[:, 6] > 0, raw[:, 6], _MOST_REGISTERS)) * 2,
-            raw[:, 7] * 2,
-        ],
-        axis=1,
-    )
+    raw = dict(zip(PARAMETERS, table.astype(np.float64).T, strict=True))
+    columns = {key: row.feature(raw[key]) for key, row in PARAMETERS.items()}
+    m, n, k = raw["BLOCK_SIZE_M"], raw["BLOCK_SIZE_N"], raw["BLOCK_SIZE_K"]
+    combinations = [np.log2(m * n / raw["num_warps"]), np.log2((m + n) * k * raw["num_stages"]), np.log2(m / n)]
+    required = [columns[key] for key, row in PARAMETERS.items() if row.required]
+    others = [columns[key] for key, row in PARAMETERS.items() if not row.required]
+    return np.stack([*required, *combinations, *others], axis=1)
 
 
 def cell_features(cells: Sequence[Cell]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from moeopt.core.config import config_table
+from moeopt.core.config import COLUMN, config_table
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.acquisition import Shortlist, pick, sample
 from moeopt.search.failures import FAILED_EXCESS, chance_to_compile
@@ -74,7 +74,6 @@ class LatticeOptions:
     tiles_until: int = 5
 
 
-_GROUP: Final = 3  # the column of GROUP_SIZE_M
 _FIRST_SHARE: Final = 3  # the first generation may use a third of the configs that may be compiled
 _COMPILED: Final = 12  # configs of every shortlist that have been compiled for other cells
 _UNKNOWN: Final = 1.0  # in the log: how bad it is to have nothing at all
@@ -130,7 +129,7 @@ class LatticeStrategy(Strategy):
         self._index = {c: i for i, c in enumerate(configs)}
         self._mean: Floats = mean - self.options.portfolio_bonus * first
         # All but GROUP_SIZE_M, which decides little: what differs in it alone is of one kind.
-        tiles = np.delete(table, _GROUP, axis=1)
+        tiles = np.delete(table, COLUMN["GROUP_SIZE_M"], axis=1)
         self._tile = np.unique(tiles, axis=0, return_inverse=True)[1]
         self._steps = np.stack([np.unique(column, return_inverse=True)[1] for column in tiles.T], axis=1)
         self._blocks, self._block = np.unique(table[:, 0], return_inverse=True)

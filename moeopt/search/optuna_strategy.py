@@ -6,18 +6,18 @@ import contextlib
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from moeopt.core.config import CONFIG_KEYS, LaunchConfig
+from moeopt.core.config import PARAMETERS, LaunchConfig
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.pruner import RacingPruner
 from moeopt.search.race import PrunerRace, quiet_study
+from moeopt.search.sampler import LatticeSampler
 from moeopt.search.strategy import SearchProblem, Strategy
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def failure_constraint(trial: FrozenTrial) -> tuple[float]:
 class OptunaStrategy(Strategy):
     """Runs one in-memory Optuna study per cell.
 
-    Every parameter is an index into its ascending values, so that samplers for numbers see the
-    order. A suggestion that is illegal or was asked before is moved to the nearest legal config not
-    asked yet; Optuna hears only of what was really tried.
+    The parameters are those of the study database (:meth:`SearchSpace.distributions`), so that samplers for
+    numbers see the order. A suggestion that is illegal or was asked before is moved to the nearest legal config
+    not asked yet; Optuna hears only of what was really tried.
 
     Args:
         problem: What to search.
-        sampler: Copied for every cell, and seeded with the problem's seed.
+        sampler: Copied for every cell, and seeded with the problem's seed; ours is also told the cell.
         pruner: Ends the timing of a config.
         batch: Configs per cell and generation; by default a sixth of the trials, since a generation
             costs a wait for the compiler.
@@ -61,7 +61,7 @@ class OptunaStrategy(Strategy):
         super().__init__(problem)
         self._race = PrunerRace(pruner or RacingPruner(), self.ledger)
         self._batch = batch or max(1, round(problem.trials / _GENERATIONS))
-        self._lattice = _Lattice(problem)
+        self._legal = _Legal(problem)
         # GPSampler learns from finished trials with a value alone: it would propose a failure for ever.
         self._failures_need_value = any(isinstance(one, optuna.samplers.GPSampler) for one in _nested(sampler))
         self._studies = {cell: self._make_study(sampler, cell) for cell in problem.cells}
@@ -70,8 +70,11 @@ class OptunaStrategy(Strategy):
         self._begun = False
 
     def _make_study(self, sampler: BaseSampler, cell: Cell) -> optuna.Study:
+        seed = self.problem.seed + 1009 * self.problem.cells.index(cell)
+        if isinstance(sampler, LatticeSampler):
+            return quiet_study(optuna.pruners.NopPruner(), sampler.for_cell(cell, seed))
         own = copy.deepcopy(sampler)
-        _seed(own, self.problem.seed + 1009 * self.problem.cells.index(cell))
+        _seed(own, seed)
         return quiet_study(optuna.pruners.NopPruner(), own)
 
     def ask(self) -> list[Job]:
@@ -84,7 +87,7 @@ class OptunaStrategy(Strategy):
         rows = self.ledger.rows(cell)
         attempts_left = 2 * self.problem.trials - len(rows)  # failures are not timed, but must end too
         count = min(self.left(cell), attempts_left)
-        taken = {self._lattice.index[c] for c in set(rows) | self.ledger.failed() if c in self._lattice.index}
+        taken = {self._legal.index[c] for c in set(rows) | self.ledger.failed() if c in self._legal.index}
         first = (
             [] if self._begun else self._first(cell, taken)[: min(count, max(self._batch, self.problem.trials // 3))]
         )
@@ -93,7 +96,7 @@ class OptunaStrategy(Strategy):
         jobs: list[Job] = []
         for _ in range(min(count, self._batch, len(self.problem.candidates) - len(taken))):
             trial = self._suggest(cell)
-            index = self._lattice.nearest(trial.params, taken)
+            index = self._legal.nearest(trial.params, taken)
             taken.add(index)
             jobs.append(self._open(cell, index, trial))
         return jobs
@@ -101,17 +104,17 @@ class OptunaStrategy(Strategy):
     def _first(self, cell: Cell, taken: set[int]) -> list[int]:
         """The default and the portfolio, as far as they are candidates and new."""
         wanted = [*([self.problem.defaults[cell]] if cell in self.problem.defaults else []), *self.problem.portfolio]
-        indices = [self._lattice.index[config] for config in wanted if config in self._lattice.index]
+        indices = [self._legal.index[config] for config in wanted if config in self._legal.index]
         return [index for index in dict.fromkeys(indices) if index not in taken]
 
     def _suggest(self, cell: Cell, index: int | None = None) -> Trial:
         """A running trial with the sampler's suggestion, or with the config of this index."""
         study = self._studies[cell]
         if index is not None:
-            study.enqueue_trial(self._lattice.params(index))
+            study.enqueue_trial(self._legal.params(index))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental samplers, sampling that falls back to independent
-            return study.ask(self._lattice.distributions)
+            return study.ask(self._legal.distributions)
 
     def _open(self, cell: Cell, index: int, trial: Trial) -> Job:
         job = Job(cell, self.problem.candidates[index])
@@ -126,7 +129,7 @@ class OptunaStrategy(Strategy):
             order = sorted(rows, key=lambda config: (self._failures_need_value and not rows[config].us, config))
             for config in order:
                 job = Job(cell, config)
-                if job in self._told or config not in self._lattice.index:
+                if job in self._told or config not in self._legal.index:
                     continue
                 if self._finish(rows[config], self._running.pop(job, None)):
                     self._told.add(job)
@@ -142,7 +145,7 @@ class OptunaStrategy(Strategy):
             # BruteForceSampler stops a study that it has walked through; ask() sees that itself.
             with contextlib.suppress(RuntimeError):
                 study.tell(trial, state=TrialState.FAIL)
-        index = self._lattice.index[m.job.config]
+        index = self._legal.index[m.job.config]
         failed = not m.us
         state, value = (TrialState.PRUNED, None) if failed else (TrialState.COMPLETE, math.log(m.median_us))
         if failed and self._failures_need_value:
@@ -154,8 +157,8 @@ class OptunaStrategy(Strategy):
             create_trial(
                 state=state,
                 value=value,
-                params=self._lattice.params(index),
-                distributions=self._lattice.distributions,
+                params=self._legal.params(index),
+                distributions=self._legal.distributions,
                 user_attrs={"failure": m.failure.reason if m.failure else "runtime"} if failed else {},
                 system_attrs={**attrs, _CONSTRAINTS: (1.0 if failed else 0.0,)},
                 intermediate_values=dict(enumerate(m.us)),
@@ -171,33 +174,39 @@ class OptunaStrategy(Strategy):
         return self._race.lost(job, rounds)
 
 
-class _Lattice:
-    """The legal configs as points of a lattice of value indices."""
+class _Legal:
+    """The legal configs, as points that a suggestion can be near to.
+
+    A coordinate is a parameter on its scale in Optuna, over what the space spans of it: 0 to 1.
+    """
 
     def __init__(self, problem: SearchProblem) -> None:
-        self._keys = [key for key, values in problem.space.values.items() if len(values) > 1]
-        values = {key: sorted(problem.space.values[key]) for key in self._keys}
-        self.distributions: dict[str, BaseDistribution] = {
-            key: IntDistribution(0, len(values[key]) - 1) for key in self._keys
-        }
-        place = {key: {v: i for i, v in enumerate(values[key])} for key in self._keys}
-        self._points: NDArray[np.int64] = np.array(
-            [[place[key][getattr(c, CONFIG_KEYS[key])] for key in self._keys] for c in problem.candidates]
-        ).reshape(len(problem.candidates), len(self._keys))
-        self._scaled = self._points / np.array([len(values[key]) - 1 for key in self._keys])
-        self._span = np.array([len(values[key]) - 1 for key in self._keys])
+        self._space = problem.space
+        self.distributions = problem.space.distributions()
+        self._rows = [PARAMETERS[key] for key in self.distributions]
+        self._configs = problem.candidates
+        points = self._scaled([problem.space.params(config) for config in problem.candidates])
+        self._low = points.min(axis=0)
+        self._span = np.maximum(points.max(axis=0) - self._low, 1e-9)
+        self._points = (points - self._low) / self._span
         self.index: dict[LaunchConfig, int] = {c: i for i, c in enumerate(problem.candidates)}
 
-    def params(self, index: int) -> dict[str, int]:
-        return {key: int(v) for key, v in zip(self._keys, self._points[index], strict=True)}
+    def params(self, index: int) -> dict[str, Any]:
+        return self._space.params(self._configs[index])
 
-    def nearest(self, params: dict[str, Any], taken: set[int]) -> int:
+    def nearest(self, params: Mapping[str, Any], taken: set[int]) -> int:
         """The nearest config not taken; the first of the list where several are as near."""
-        point = np.array([params[key] for key in self._keys]) / self._span
-        distance = np.abs(self._scaled - point).sum(axis=1)
+        point = np.clip((self._scaled([params])[0] - self._low) / self._span, 0.0, 1.0)
+        distance = np.abs(self._points - point).sum(axis=1)
         if taken:
             distance[np.fromiter(sorted(taken), dtype=np.int64)] = np.inf
         return int(np.argmin(distance))
+
+    def _scaled(self, params: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+        numbers = [[float(one[row.key]) for row in self._rows] for one in params]
+        logs = np.array([row.log for row in self._rows])
+        values = np.array(numbers, dtype=np.float64).reshape(len(params), len(self._rows))
+        return np.where(logs, np.log2(np.maximum(values, 1.0)), values)
 
 
 def _seed(sampler: BaseSampler, seed: int) -> None:

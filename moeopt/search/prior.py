@@ -103,7 +103,7 @@ def expected_us(
         mine = [i for i, cell in enumerate(cells) if role in cell.roles]
         if mine:
             sizes = [cells[i].batch_size for i in mine]
-            out[mine] += predict_table_us(shape, gpu, role, sizes, table[:, :7].astype(float), corrected=corrected)
+            out[mine] += predict_table_us(shape, gpu, role, sizes, table.astype(float), corrected=corrected)
     return out
 
 

@@ -70,9 +70,10 @@ class LatticeSampler(BaseSampler):
         >>> space = SearchSpace.grid(shape)
         >>> study = optuna.create_study(sampler=LatticeSampler(space, space.configs(), seed=1))
         >>> def objective(trial):
-        ...     params = {k: trial.suggest_categorical(k, d.choices) for k, d in space.distributions().items()}
-        ...     return 10.0 + abs(params["BLOCK_SIZE_M"] - 64)
-        >>> study.optimize(objective, n_trials=20)
+        ...     return 10.0 + abs(trial.params["BLOCK_SIZE_M"] - 64)
+        >>> for _ in range(20):
+        ...     trial = study.ask(space.distributions())
+        ...     _ = study.tell(trial, objective(trial))
         >>> study.best_params["BLOCK_SIZE_M"]
         64
     """
@@ -93,6 +94,7 @@ class LatticeSampler(BaseSampler):
         outside = next((c for c in configs if not space.contains(c)), None)
         if outside is not None:
             raise InvalidInputError(f"config {outside} is not of the search space {space.name!r}: give configs of it")
+        self._given = (tuple(configs), shape, gpu, tuple(landscapes))
         self._space = space
         self._distributions = space.distributions()
         self._configs = tuple(dict.fromkeys(configs))
@@ -110,6 +112,12 @@ class LatticeSampler(BaseSampler):
         self._mean: Floats = mean[0]
         self._fitted_at = 0
 
+    def for_cell(self, cell: Cell, seed: int) -> LatticeSampler:
+        """The same sampler for another cell, with another seed; what is expected of configs is the cell's own."""
+        configs, shape, gpu, landscapes = self._given
+        where = cell if shape is not None else None
+        return LatticeSampler(self._space, configs, shape=shape, gpu=gpu, cell=where, landscapes=landscapes, seed=seed)
+
     def reseed_rng(self) -> None:
         self._rng = np.random.default_rng()
         self._independent.reseed_rng()
@@ -120,12 +128,19 @@ class LatticeSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        config = self._configs[self._suggest(study, trial)]
-        return self._space.params(config)
+        if not search_space.keys() <= self._distributions.keys():  # not of launch configs, or of more than them
+            return {
+                name: self.sample_independent(study, trial, name, distribution)
+                for name, distribution in search_space.items()
+            }
+        self._raise_error_if_multi_objective(study)
+        params = self._space.params(self._configs[self._suggest(study, trial)])
+        return {name: params[name] for name in search_space}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
+        self._raise_error_if_multi_objective(study)
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     # -- from trials to a suggestion ------------------------------------------------------------------

@@ -50,6 +50,8 @@ class Hyperparameters:
         else:
             amplitudes, over_m, roles = [0.23, 0.12, 0.02, 0.012], [13.0, 2.25, 3.5], [-0.2, 0.5, -1.0]
             lengths, weights = [2.8, 6.5, 2.3, 30.0, 2.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0], [0.3, 4.0]
+        # A feature that the recordings do not vary has a length of its own scale.
+        lengths += [2.0] * (features - len(lengths))
         logs = [*amplitudes, *lengths[:features], *over_m]
         return cls(np.concatenate([np.log(logs), roles, np.log([*weights, 1.3, 2.5]), [-0.3]]), features)
 

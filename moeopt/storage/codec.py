@@ -7,32 +7,16 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from moeopt.core.config import CONFIG_KEYS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
 from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
 
 # Attributes over 2,045 characters fail on some databases; this leaves room for JSON's escapes.
 _CHUNK: Final = 1000
 _ATTRIBUTE_LIMIT: Final = 2000
 PACKED: Final = "moeopt"
-
-# Bounds of the parameters in the database: wider than any space, so that every run's trials share
-# one search space, and narrow enough for importance plots, which integrate over them.
-_BOUNDS: Final[Mapping[str, tuple[int, int, bool]]] = {
-    "BLOCK_SIZE_M": (8, 512, True),
-    "BLOCK_SIZE_N": (8, 512, True),
-    "BLOCK_SIZE_K": (16, 512, True),
-    "GROUP_SIZE_M": (1, 128, True),
-    "num_warps": (1, 32, True),
-    "num_stages": (1, 12, False),
-    "maxnreg": (0, 255, False),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +61,6 @@ class TrialRow:
     complete: datetime
 
 
-@lru_cache(maxsize=4096)
-def distribution(name: str, value: int | bool) -> BaseDistribution:
-    """The distribution of a parameter, the same for all spaces; wider only for a value beyond its bounds."""
-    from optuna.distributions import CategoricalDistribution, IntDistribution
-
-    if name not in _BOUNDS:
-        return CategoricalDistribution((False, True))
-    low, high, log = _BOUNDS[name]
-    return IntDistribution(min(low, int(value)), max(high, int(value)), log=log)
-
-
 @dataclass(frozen=True)
 class TrialContext:
     """What the readable attributes of a cell's trials are computed from.
@@ -113,8 +86,9 @@ def encode(
     timed = bool(measurement.us) and measurement.status in ("ok", "raced_out")
     usable = measurement.status in ("ok", "raced_out")
     config = measurement.job.config
-    values = {key: getattr(config, attr) for key, attr in CONFIG_KEYS.items()}
-    params = {key: value for key, value in values.items() if key in REQUIRED_KEYS or key in context.params or value}
+    params = {
+        key: value for key, value in config.values().items() if key in REQUIRED_KEYS or key in context.params or value
+    }
     return TrialRow(
         state="COMPLETE" if measurement.status == "ok" and timed else "PRUNED",
         value=measurement.median_us if timed else None,
@@ -137,7 +111,7 @@ def decode(cell: Cell, data: Mapping[str, Any], ended: datetime | None = None) -
     error = data.get("error")
     return StoredTrial(
         measurement=Measurement(
-            job=Job(cell, LaunchConfig(*data["config"])),
+            job=Job(cell, LaunchConfig.of_numbers(data["config"])),
             status=data["status"],
             us=tuple(float(v) for v in data["us"]),
             relative_error=None if error is None else float(error),
@@ -157,7 +131,7 @@ def _to_json(measurement: Measurement, run: str, seq: int) -> dict[str, Any]:
         "run": run,
         "seq": seq,
         "status": measurement.status,
-        "config": [getattr(config, attr) for attr in CONFIG_KEYS.values()],
+        "config": list(config.values().values()),
         "us": list(measurement.us),
     }
     if measurement.relative_error is not None:

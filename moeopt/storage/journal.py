@@ -19,9 +19,10 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from moeopt.core.config import PARAMETERS
 from moeopt.errors import StorageError
 from moeopt.storage.backend import Backend, Packed, TransientError
-from moeopt.storage.codec import PACKED, StudyRow, TrialRow, distribution, repack, unpack, unpack_all
+from moeopt.storage.codec import PACKED, StudyRow, TrialRow, repack, unpack, unpack_all
 from moeopt.storage.url import StorageUrl
 
 _log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def _frozen(row: TrialRow) -> FrozenTrial:
         state=TrialState[row.state],
         value=row.value,
         params=dict(row.params),
-        distributions={name: distribution(name, value) for name, value in row.params.items()},
+        distributions={name: PARAMETERS[name].distribution(value) for name, value in row.params.items()},
         user_attrs=dict(row.user_attrs),
         system_attrs={"constraints": [row.constraint]},
         intermediate_values=dict(enumerate(row.rounds)),

@@ -30,9 +30,10 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from moeopt.core.config import PARAMETERS
 from moeopt.errors import StorageError
 from moeopt.storage.backend import Backend, Packed, TransientError
-from moeopt.storage.codec import PACKED, StudyRow, TrialRow, distribution, repack, unpack, unpack_all
+from moeopt.storage.codec import PACKED, StudyRow, TrialRow, repack, unpack, unpack_all
 from moeopt.storage.url import StorageUrl, redact
 
 if TYPE_CHECKING:
@@ -351,7 +352,7 @@ _json_cache: dict[tuple[str, int | bool], str] = {}
 def _distribution_json(name: str, value: int | bool) -> str:
     known = _json_cache.get((name, value))
     if known is None:
-        known = _json_cache[name, value] = distribution_to_json(distribution(name, value))
+        known = _json_cache[name, value] = distribution_to_json(PARAMETERS[name].distribution(value))
     return known
 
 

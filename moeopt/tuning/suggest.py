@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moeopt.core.config import LaunchConfig
+from moeopt.core.config import LaunchConfig, config_table
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.core.space import SearchSpace
-from moeopt.costmodel.model import config_fields, launch_parts, predict_us
+from moeopt.costmodel.model import launch_parts, predict_us
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import export_configs
 from moeopt.export.write import MARKER
@@ -75,7 +75,7 @@ def suggest(
     ]
     if not configs:
         raise InvalidInputError(f"no config of the {space} space fits {gpu.name}: give another space or GPU")
-    spilled = launch_parts(shape, gpu, "up", 64, config_fields(configs)).spilled
+    spilled = launch_parts(shape, gpu, "up", 64, config_table(configs).astype(float)).spilled
     configs = [config for config, s in zip(configs, spilled, strict=True) if s == 0] or configs
     rows = np.array([config.block_size_m for config in configs])
     found = {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.costmodel import cells_of, fit, judge, predict
-from moeopt.core.config import LaunchConfig
+from moeopt.core.config import LaunchConfig, config_table
 from moeopt.core.gpu import GPUS, GpuSpec
 from moeopt.core.shape import DTYPES, ROLES, MoEShape
 from moeopt.core.space import SearchSpace
@@ -18,7 +18,6 @@ from moeopt.costmodel.model import (
     FEATURES,
     FITTED,
     Correction,
-    config_fields,
     estimate_tune_seconds,
     expected_tiles,
     launch_features,
@@ -129,7 +128,7 @@ class TestCorrection:
             np.testing.assert_array_equal(getattr(again, name), value)
 
     def test_there_are_as_many_features_as_said(self) -> None:
-        parts = launch_parts(FP8, H200, "up", 64, config_fields([LaunchConfig(64, 128, 128, 1, 4, 3)]))
+        parts = launch_parts(FP8, H200, "up", 64, config_table([LaunchConfig(64, 128, 128, 1, 4, 3)]).astype(float))
         assert launch_features(FP8, "up", 64, parts).shape == (1, FEATURES)
 
     def test_what_a_layer_is_predicted_by_has_not_seen_it(self) -> None:
@@ -137,7 +136,7 @@ class TestCorrection:
         landscapes = [landscape for landscape in load_landscapes() if landscape.shape != BF16]
         again, shipped = fit(landscapes), load_correction(BF16)
         everything = load_correction(None)
-        table = config_fields(SearchSpace.grid(BF16).configs()[::11])
+        table = config_table(SearchSpace.grid(BF16).configs()[::11]).astype(float)
         features = launch_features(BF16, "up", 64, launch_parts(BF16, H200, "up", 64, table))
         tile, group = np.arange(len(table)), np.log2(table[:, 3])
         # The same up to rounding in another processor's sums, and far from what has seen it.
@@ -155,7 +154,7 @@ class TestCorrection:
 
     def test_several_batch_sizes_at_once_are_as_each_alone(self) -> None:
         configs = SearchSpace.grid(FP8).configs()[::23]
-        both = predict_table_us(FP8, H200, "down", [4, 512], config_fields(configs))
+        both = predict_table_us(FP8, H200, "down", [4, 512], config_table(configs).astype(float))
         for us, m in zip(both, (4, 512), strict=True):
             np.testing.assert_allclose(us, predict_us(FP8, H200, "down", m, configs), rtol=1e-9)
 

@@ -50,7 +50,7 @@ def test_counts_reasons_and_best(database: Path) -> None:
 
 
 def test_time_left_of_a_run_that_goes_on(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moeopt.report.html import status
+    from moeopt.report import status
 
     with StudyStore(database) as store:
         (one,) = storage_status(store)

@@ -126,7 +126,7 @@ def test_failures_are_told_right_cost_no_budget_and_are_not_tried_again(
 
 
 def _index(strategy: OptunaStrategy, trial: optuna.trial.FrozenTrial) -> int:
-    return next(i for i in range(len(strategy.problem.candidates)) if strategy._lattice.params(i) == trial.params)
+    return next(i for i in range(len(strategy.problem.candidates)) if strategy._legal.params(i) == trial.params)
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "gp"])  # see test_strategy.py
@@ -145,13 +145,13 @@ def test_gpsampler_leaves_what_failed(make: Callable[[], BaseSampler], recording
     problem = problem_of(recording, cells=(CELL,), trials=8, seed=5)
     strategy = OptunaStrategy(problem, make(), batch=1)
     proposed: list[tuple[int, ...]] = []
-    nearest = strategy._lattice.nearest
+    nearest = strategy._legal.nearest
 
     def listen(params: dict[str, int], taken: set[int]) -> int:
         proposed.append(tuple(params.values()))
         return nearest(params, taken)
 
-    strategy._lattice.nearest = listen  # type: ignore[method-assign]
+    strategy._legal.nearest = listen  # type: ignore[method-assign]
     run(strategy, _faulty(recording, seed=5))  # type: ignore[arg-type]
     assert Counter(proposed).most_common(1)[0][1] <= 3
 

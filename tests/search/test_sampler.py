@@ -9,6 +9,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.distributions import IntDistribution
 from optuna.trial import TrialState
 
 from moeopt.core.config import LaunchConfig
@@ -37,7 +38,8 @@ LEGAL = tuple(c for c in SPACE.configs() if not (c.block_size_m == 64 and c.bloc
 
 
 def suggest(trial: optuna.Trial) -> LaunchConfig:
-    return SPACE.config({k: trial.suggest_categorical(k, d.choices) for k, d in SPACE.distributions().items()})  # type: ignore[attr-defined]
+    rows = {key: d for key, d in SPACE.distributions().items() if isinstance(d, IntDistribution)}
+    return SPACE.config({key: trial.suggest_int(key, d.low, d.high, log=d.log) for key, d in rows.items()})
 
 
 def us(config: LaunchConfig) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import PARAMETERS, REQUIRED_KEYS, LaunchConfig
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
-from moeopt.storage.codec import PACKED, TrialContext, decode, distribution, encode, pack, repack, unpack, unpack_all
+from moeopt.storage.codec import PACKED, TrialContext, decode, encode, pack, repack, unpack, unpack_all
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 CONTEXT = TrialContext(MoEShape(256, 8, 3072, 256), roofline_us=100.0, launch_bytes=250e6)
@@ -41,7 +41,8 @@ def test_round_trip(measurement: Measurement, run: str, seq: int) -> None:
     assert back.measurement == measurement
     assert (back.run, back.seq, back.ended) == (run, seq, NOW)
     for name, value in row.params.items():
-        assert distribution(name, value)._contains(distribution(name, value).to_internal_repr(value))
+        distribution = PARAMETERS[name].distribution(value)
+        assert distribution._contains(distribution.to_internal_repr(value))
 
 
 @settings(max_examples=50)
@@ -57,20 +58,6 @@ def test_a_value_is_replaced_whatever_its_length(values: list[str]) -> None:
         attrs.update(repack("name", value, attrs))
     assert unpack_all(attrs)["name"] == values[-1]
     assert attrs["other"] == 1
-
-
-def test_configs_of_all_spaces_share_distributions() -> None:
-    from moeopt.core.space import SearchSpace
-
-    shape = MoEShape(256, 8, 3072, 256)
-    spaces = SearchSpace.grid(shape), SearchSpace.wide(shape)
-    seen = {
-        name: {repr(distribution(name, value)) for space in spaces for value in space.values.get(name, ())}
-        for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "maxnreg")
-    }
-    assert all(len(found) == 1 for found in seen.values()), seen
-    # An engine's default beyond the bounds is stored all the same.
-    assert distribution("BLOCK_SIZE_N", 1024)._contains(1024)
 
 
 def test_what_a_person_sees() -> None:

@@ -20,6 +20,7 @@ from moeopt.core.shape import ROLES
 from moeopt.core.trial import Job, Measurement, Race, never_stop
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
+from moeopt.result import TuneResult
 from moeopt.storage.store import StudyStore
 from moeopt.tuning.options import TuneOptions
 from moeopt.tuning.tuner import Tuner
@@ -61,7 +62,7 @@ def test_two_minutes_give_a_useful_file(device: SlowDevice, tmp_path: Path, monk
     sizes = device.batch_sizes
     options = TuneOptions(batch_sizes=sizes, trials=400, timeout=120.0)
     with StudyStore(tmp_path / "a.db") as store:
-        result = Tuner(device, store, options).run()
+        result = TuneResult.of(Tuner(device, store, options).run())
     assert "timeout of 120 s" in result.notes[0]
     assert 120.0 <= device.now < 180.0
     up, down = (json.loads(path.read_text()) for path in result.export("sglang", tmp_path / "out"))
