@@ -15,9 +15,9 @@ from moeopt.measure.base import Device
 from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
 from moeopt.storage.store import StudyStore
+from moeopt.tuning.load import load_result
 from moeopt.tuning.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
 from moeopt.tuning.progress import TuneProgress
-from moeopt.tuning.stored import load_result
 from moeopt.tuning.tuner import Tuner
 
 if TYPE_CHECKING:

@@ -35,9 +35,7 @@ def find_work(store: StudyStore, gpu: str, idle_s: float) -> StudyKey | None:
     while True:
         for summary in store.keys():  # noqa: SIM118  (a method of ours, no dict)
             key = summary.key
-            infos = (store.cell_info(key, cell) for cell in summary.cells)
-            runs = [value for info in infos for name, value in info.items() if name.startswith("run:")]
-            if key.gpu == gpu and not key.recorded and any(not run.get("finished") for run in runs):
+            if key.gpu == gpu and not key.recorded and any(not run.finished for run in store.runs(key)):
                 return key
         if time.monotonic() > deadline:
             return None
@@ -115,7 +113,5 @@ class Worker:
     def _context_of(self, cell: Cell) -> TrialContext:
         if cell not in self._context:
             key = self._keys[1] if cell.role == "joint" else self._keys[0]
-            for one in self._store.study_ids(key).values():
-                self._store.cell_info(key, one)
             self._context[cell] = self._store.trial_context(key, cell)
         return self._context[cell]

@@ -19,8 +19,8 @@ from moeopt.core.trial import Cell
 from moeopt.errors import InvalidInputError
 from moeopt.report.html import latency_figure, speedup_figure
 from moeopt.storage.store import StoredTrial, StudyKey, StudyStore, StudySummary
+from moeopt.tuning.load import load_result
 from moeopt.tuning.outcome import BatchResult, Outcome
-from moeopt.tuning.stored import load_result
 
 if TYPE_CHECKING:
     import optuna

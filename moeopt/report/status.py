@@ -9,34 +9,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from moeopt.core.trial import Cell
+from moeopt.storage.facts import Run
 from moeopt.storage.store import StoredTrial, StudyKey, StudyStore, StudySummary
+from moeopt.tuning.load import load_result
 from moeopt.tuning.outcome import BatchResult
-from moeopt.tuning.stored import load_result
 
 # A run whose last trial is older is not measuring any more (or compiles something very slow).
 _ALIVE_S: Final = 60.0
 _RATE_WINDOW_S: Final = 120.0
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """One run of a tune, as the database knows it.
-
-    Attributes:
-        tag: Its tag.
-        space: Space that it searches.
-        seed: Its seed.
-        trials: Its budget per (batch size, role).
-        batch_sizes: What it tunes.
-        finished: Whether it came to its end.
-    """
-
-    tag: str
-    space: str
-    seed: int | None
-    trials: int
-    batch_sizes: tuple[int, ...]
-    finished: bool
 
 
 @dataclass(frozen=True)
@@ -59,7 +39,7 @@ class KeyStatus:
     reasons: Mapping[str, int]
     rows: Mapping[int, BatchResult]
     timed: Mapping[Cell, int]
-    runs: tuple[RunStatus, ...]
+    runs: tuple[Run, ...]
     last: datetime | None
     seconds_left: float | None
 
@@ -72,7 +52,17 @@ class KeyStatus:
             "reasons": dict(self.reasons),
             "best": {str(m): _row_dict(row) for m, row in self.rows.items()},
             "timed": {f"{cell.role} {cell.batch_size}": n for cell, n in self.timed.items()},
-            "runs": [{**vars(run), "batch_sizes": list(run.batch_sizes)} for run in self.runs],
+            "runs": [
+                {
+                    "tag": run.tag,
+                    "space": run.space,
+                    "seed": run.seed,
+                    "trials": run.trials,
+                    "batch_sizes": list(run.batch_sizes),
+                    "finished": run.finished,
+                }
+                for run in self.runs
+            ],
             "last_trial": self.last.isoformat(timespec="seconds") if self.last else None,
             "seconds_left": self.seconds_left,
         }
@@ -102,7 +92,7 @@ def _key_status(store: StudyStore, summary: StudySummary) -> KeyStatus:
             reasons["rejected"] += 1
         elif measurement.failure is not None:
             reasons[measurement.failure.reason] += 1
-    runs = _runs(store, key, cells)
+    runs = tuple(store.runs(key))
     ended = sorted(t.ended for found in trials.values() for t in found if t.ended is not None)
     return KeyStatus(
         key=key,
@@ -116,24 +106,8 @@ def _key_status(store: StudyStore, summary: StudySummary) -> KeyStatus:
     )
 
 
-def _runs(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> tuple[RunStatus, ...]:
-    runs = {}
-    for cell in cells:
-        for name, info in store.cell_info(key, cell).items():
-            if name.startswith("run:") and isinstance(info, dict):
-                runs[name[4:]] = RunStatus(
-                    tag=name[4:],
-                    space=str(info.get("space", "")),
-                    seed=info.get("seed"),
-                    trials=int(info.get("trials", 0)),
-                    batch_sizes=tuple(info.get("batch_sizes", ())),
-                    finished=bool(info.get("finished")),
-                )
-    return tuple(runs.values())
-
-
 def _seconds_left(
-    trials: Mapping[Cell, Sequence[StoredTrial]], runs: Sequence[RunStatus], ended: Sequence[datetime]
+    trials: Mapping[Cell, Sequence[StoredTrial]], runs: Sequence[Run], ended: Sequence[datetime]
 ) -> float | None:
     """What the unfinished runs' budgets leave, at the rate of the last two minutes."""
     now = datetime.now()

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from moeopt.core.config import REQUIRED_KEYS
 from moeopt.core.trial import Cell, Job
 from moeopt.errors import StorageError
 from moeopt.storage.backend import Backend, Packed
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
+from moeopt.storage.facts import CellFacts, Run
 from moeopt.storage.key import StudyKey, cell_of
 from moeopt.storage.lock import RunLock
 from moeopt.storage.open import check_new_file, is_there, open_backend
@@ -78,7 +79,7 @@ class StudyStore:
             check_new_file(self._url)
         self._rows: dict[str, StudyRow] | None = None
         self._locks: dict[str, RunLock] = {}
-        self._info: dict[tuple[StudyKey, Cell], dict[str, Any]] = {}
+        self._facts: dict[StudyKey, dict[Cell, CellFacts]] = {}  # replaced, never changed: the writer's thread reads it
         self._writers: list[TrialWriter] = []
         self.in_database: set[Job] = set()  # trials that a shared device has stored: the writers pass over them
 
@@ -147,10 +148,7 @@ class StudyStore:
             try:
                 trials.append(decode(cell, data, ended))
             except (KeyError, TypeError, ValueError) as error:
-                raise StorageError(
-                    f"a trial of {cell.role} M={cell.batch_size} in {self.display} cannot be read ({error!r}): it was "
-                    "written by another version of moeopt"
-                ) from None
+                raise self._unreadable(f"a trial of {cell.role} M={cell.batch_size}", error) from None
         return trials
 
     def writer(self, key: StudyKey, *, give_up_s: float = 60.0) -> TrialWriter:
@@ -186,62 +184,80 @@ class StudyStore:
 
     def trial_context(self, key: StudyKey, cell: Cell) -> TrialContext:
         """What the readable attributes of a cell's trials are computed from: facts kept beside the trials."""
-        infos = {one: info for (k, one), info in self._info.items() if k == key}
-        here = infos.get(cell, {})
-        rooflines: list[Any] = [here.get(f"roofline_{role}") for role in cell.roles]
-        moved: list[Any] = [here.get(f"bytes_{role}") for role in cell.roles]
-        runs = [run for info in infos.values() for name, run in info.items() if name.startswith("run:")]
-        extra = sorted({str(name) for run in runs for name in run.get("params", ())} - set(REQUIRED_KEYS))
+        facts = self.facts(key, cell)
+        rooflines = [facts.roofline_us.get(role) for role in cell.roles]
+        moved = [facts.launch_bytes.get(role) for role in cell.roles]
+        searched = {name for run in self.runs(key) for name in run.params}
         return TrialContext(
             shape=key.shape,
-            roofline_us=None if None in rooflines else sum(rooflines),
-            launch_bytes=None if None in moved else sum(moved),
-            params=(*REQUIRED_KEYS, *extra),
+            roofline_us=None if None in rooflines else sum(filter(None, rooflines)),
+            launch_bytes=None if None in moved else sum(filter(None, moved)),
+            params=(*REQUIRED_KEYS, *sorted(searched - set(REQUIRED_KEYS))),
         )
 
-    def set_cell_info(self, key: StudyKey, cell: Cell, info: Mapping[str, Any]) -> None:
-        """:meth:`set_cells_info` of one cell."""
-        self.set_cells_info(key, {cell: info})
+    def facts(self, key: StudyKey, cell: Cell) -> CellFacts:
+        """What :meth:`add_facts` has kept of a cell; empty where nothing was.
 
-    def set_cells_info(self, key: StudyKey, infos: Mapping[Cell, Mapping[str, Any]]) -> None:
-        """Keeps facts about cells (``default_up``, ``roofline_up``, ``run:TAG``, ...) beside their trials.
+        Raises:
+            StorageError: It cannot be read.
+        """
+        return self._facts_of(key).get(cell, CellFacts())
+
+    def runs(self, key: StudyKey) -> list[Run]:
+        """All runs of a key.
+
+        Raises:
+            StorageError: One of them cannot be read.
+        """
+        return [run for facts in self._facts_of(key).values() for run in facts.runs.values()]
+
+    def add_facts(self, key: StudyKey, new: Mapping[Cell, CellFacts]) -> None:
+        """Keeps facts about cells beside their trials.
 
         While a writer is open it stores them, before any trial that it is given later.
 
         Args:
             key: The key.
-            infos: For each cell JSON-ready values; those given replace what was there, others stay.
+            new: Facts of each cell; those given replace what was there, others stay.
         """
-        changed = {}
-        for cell, info in infos.items():
-            known = self.cell_info(key, cell)
-            new = {name: value for name, value in info.items() if name not in known or known[name] != value}
-            if new:
-                changed[cell] = new
-        if not changed:
+        attrs = {}
+        for cell, facts in new.items():
+            known = self.facts(key, cell).encode()
+            changed = {name: value for name, value in facts.encode().items() if known.get(name) != value}
+            if changed:
+                attrs[cell] = changed
+        if not attrs:
             return
-        ids = self._ensure(key, list(changed))
+        ids = self._ensure(key, list(attrs))
         writer = next((w for w in self._writers if not w.closed), None)
         if writer is not None:
-            for cell, new in changed.items():
-                writer.put_attrs(ids[cell], new)
+            for cell, changed in attrs.items():
+                writer.put_attrs(ids[cell], changed)
         else:
-            self.backend.set_attrs({ids[cell]: new for cell, new in changed.items()})
-        for cell, new in changed.items():
-            self._info[key, cell] = {**self._info[key, cell], **new}
+            self.backend.set_attrs({ids[cell]: changed for cell, changed in attrs.items()})
+        after = {cell: CellFacts.decode({**self.facts(key, cell).encode(), **attrs[cell]}) for cell in attrs}
+        self._facts[key] = {**self._facts_of(key), **after}
 
-    def cell_info(self, key: StudyKey, cell: Cell) -> dict[str, Any]:
-        """What :meth:`set_cell_info` has kept; empty where nothing was."""
-        if (key, cell) not in self._info:
-            row = self._cells(key).get(cell)
-            own = {*key.attrs(), "role", "batch_size"}
-            self._info[key, cell] = {k: v for k, v in row.attrs.items() if k not in own} if row is not None else {}
-        return dict(self._info[key, cell])
+    def _facts_of(self, key: StudyKey) -> dict[Cell, CellFacts]:
+        if key not in self._facts:
+            self._facts[key] = {cell: self._decode_facts(cell, row) for cell, row in self._cells(key).items()}
+        return self._facts[key]
+
+    def _decode_facts(self, cell: Cell, row: StudyRow) -> CellFacts:
+        try:
+            return CellFacts.decode(row.attrs)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(f"what is kept of {cell.role} M={cell.batch_size}", error) from None
+
+    def _unreadable(self, what: str, error: Exception) -> StorageError:
+        return StorageError(
+            f"{what} in {self.display} cannot be read ({error!r}): it was written by another version of moeopt"
+        )
 
     def refresh(self) -> None:
         """Forgets what was read of studies and their facts, so that others' writes are seen."""
         self._rows = None
-        self._info.clear()
+        self._facts.clear()
 
     def keys(self) -> list[StudySummary]:
         """All keys in the database, sorted by their words, with their cells and the trials of each state."""

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Measurement, Mode
 from moeopt.search.ledger import Ledger
+from moeopt.tuning.baselines import Baselines
 from moeopt.tuning.outcome import BatchResult, RoleResult
 
 
-@dataclass
-class SideTimes:
-    """Times that are no trials, per (role, batch size).
-
-    Attributes:
-        default_us: The engine's default config.
-        winner_us: In joint mode, the winner's time with each projection alone.
-        roofline_us: Below which no kernel can go.
-    """
-
-    default_us: dict[Cell, float] = field(default_factory=dict)
-    winner_us: dict[Cell, float] = field(default_factory=dict)
-    roofline_us: dict[Cell, float] = field(default_factory=dict)
-
-
-def home(mode: Mode, cell: Cell) -> Cell:
-    """The cell whose study holds the facts of a (role, batch size)."""
-    return Cell("joint", cell.batch_size) if mode == "joint" else cell
-
-
 def assemble(
-    mode: Mode, ledger: Ledger, chosen: Mapping[int, Mapping[Any, Measurement]], side: SideTimes
+    mode: Mode, ledger: Ledger, chosen: Mapping[int, Mapping[Any, Measurement]], baselines: Baselines
 ) -> dict[int, BatchResult]:
     """Rows of a result, for every batch size whose both projections have a config.
 
@@ -42,19 +22,19 @@ def assemble(
         mode: Of the tune.
         ledger: All measurements.
         chosen: Per batch size and role the best.
-        side: Defaults and rooflines.
+        baselines: Defaults and rooflines.
     """
     rows = {}
     for m, parts in sorted(chosen.items()):
         if mode == "joint" and "joint" in parts:
-            rows[m] = _joint_row(ledger, m, parts["joint"], side)
+            rows[m] = _joint_row(ledger, m, parts["joint"], baselines)
         elif "up" in parts and "down" in parts:
             joint = best_joint(ledger, m)
             rows[m] = BatchResult(
                 batch_size=m,
-                up=_result("up", m, parts["up"].job.config, parts["up"].median_us, ledger, Cell("up", m), side),
+                up=_result("up", m, parts["up"].job.config, parts["up"].median_us, ledger, Cell("up", m), baselines),
                 down=_result(
-                    "down", m, parts["down"].job.config, parts["down"].median_us, ledger, Cell("down", m), side
+                    "down", m, parts["down"].job.config, parts["down"].median_us, ledger, Cell("down", m), baselines
                 ),
                 joint_config=joint[1] if joint else None,
                 joint_us=joint[0] if joint else None,
@@ -68,28 +48,28 @@ def best_joint(ledger: Ledger, m: int) -> tuple[float, LaunchConfig] | None:
     return min(((up[c].median_us + down[c].median_us, c) for c in up if c in down), default=None)
 
 
-def _joint_row(ledger: Ledger, m: int, winner: Measurement, side: SideTimes) -> BatchResult:
+def _joint_row(ledger: Ledger, m: int, winner: Measurement, baselines: Baselines) -> BatchResult:
     """The sum was measured; how it falls to up and down is known where each was timed alone, too."""
     config, total, cell = winner.job.config, winner.median_us, Cell("joint", m)
-    up, down = side.winner_us.get(Cell("up", m)), side.winner_us.get(Cell("down", m))
+    up, down = baselines.winner_us.get(Cell("up", m)), baselines.winner_us.get(Cell("down", m))
     share = up / (up + down) if up and down else 0.5
     return BatchResult(
         batch_size=m,
-        up=_result("up", m, config, total * share, ledger, cell, side),
-        down=_result("down", m, config, total * (1 - share), ledger, cell, side),
+        up=_result("up", m, config, total * share, ledger, cell, baselines),
+        down=_result("down", m, config, total * (1 - share), ledger, cell, baselines),
         joint_config=config,
         joint_us=total,
     )
 
 
 def _result(
-    role: Role, m: int, config: LaunchConfig, us: float, ledger: Ledger, counted: Cell, side: SideTimes
+    role: Role, m: int, config: LaunchConfig, us: float, ledger: Ledger, counted: Cell, baselines: Baselines
 ) -> RoleResult:
     cell = Cell(role, m)
     return RoleResult(
         config=config,
         us=us,
         measured=len(ledger.timed(counted)),
-        default_us=side.default_us.get(cell),
-        roofline_us=side.roofline_us.get(cell),
+        default_us=baselines.default_us.get(cell),
+        roofline_us=baselines.roofline_us.get(cell),
     )

@@ -11,10 +11,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from moeopt.core.config import LaunchConfig
-from moeopt.core.trial import Cell, Job, never_stop
+from moeopt.core.trial import Job, never_stop
 from moeopt.measure.base import Device
 from moeopt.search.ledger import Ledger
 
@@ -93,13 +92,3 @@ def with_finals(ledger: Ledger, finals: Mapping[Job, Sequence[float]]) -> Ledger
             us: Iterable[float] = mine.get(config, [value * shift for value in measurement.us])
             out.add([replace(measurement, us=tuple(us))])
     return out
-
-
-def to_info(cell: Cell, finals: Mapping[Job, Sequence[float]]) -> list[list[Any]]:
-    """A cell's part of the finals, JSON-ready."""
-    return [[job.config.to_dict(), list(us)] for job, us in finals.items() if job.cell == cell]
-
-
-def from_info(cell: Cell, info: Iterable[Sequence[Any]]) -> dict[Job, tuple[float, ...]]:
-    """The inverse of :func:`to_info`."""
-    return {Job(cell, LaunchConfig.from_dict(config)): tuple(us) for config, us in info}

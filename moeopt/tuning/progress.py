@@ -1,4 +1,4 @@
-"""What a user sees while a tune runs."""
+"""Progress bar of a tune."""
 
 from __future__ import annotations
 
@@ -44,10 +44,6 @@ class TuneProgress:
         )
         self._task = self._progress.add_task("tuning", total=total, state="")
         self._best: dict[object, float] = {}
-
-    def resumed(self, count: int) -> None:
-        """Counts what came from the database."""
-        self._progress.advance(self._task, count)
 
     def measured(self, measurement: Measurement, status: Mapping[str, int]) -> None:
         """Counts one measurement.

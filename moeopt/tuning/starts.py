@@ -12,7 +12,7 @@ from moeopt.measure.base import Device
 from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.portfolio import engine_portfolio, greedy_portfolio, merge_portfolios
 from moeopt.storage.store import StudyStore
-from moeopt.tuning.stored import load_result
+from moeopt.tuning.load import load_result
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -56,7 +56,7 @@ def test_time_left_of_a_run_that_goes_on(database: Path, monkeypatch: pytest.Mon
         (one,) = storage_status(store)
         trials = store.load(one.key, list(one.timed))
     ended = sorted(t.ended for found in trials.values() for t in found if t.ended is not None)
-    going_on = [replace(one.runs[0], finished=False, trials=20)]
+    going_on = [msgspec.structs.replace(one.runs[0], finished=False, trials=20)]
     left = status._seconds_left(trials, going_on, ended)
     assert left is not None
     assert left > 0

@@ -14,9 +14,11 @@ import pytest
 from optuna.storages._rdb import models
 from sqlalchemy import select, update
 
+from moeopt.core.space import SearchSpace
 from moeopt.core.trial import Cell, Measurement
 from moeopt.errors import StorageError
 from moeopt.report.dashboard import annotate, serve
+from moeopt.storage.facts import Baseline, CellFacts, Run
 from moeopt.storage.rdb import RdbBackend
 from moeopt.storage.store import StudyKey, StudyStore
 
@@ -81,24 +83,39 @@ def test_attributes_stay_under_the_limit(url: str, key: StudyKey, measurements: 
                 assert all(len(json.dumps(value)) < 2045 for value in trial.user_attrs.values())
 
 
-def test_cell_info_is_kept_and_replaced(url: str, key: StudyKey) -> None:
-    cell = CELLS[0]
-    long = {"portfolio": [{"BLOCK_SIZE_M": i} for i in range(300)], "finished": False}
+def test_facts_are_kept_and_replaced(url: str, key: StudyKey) -> None:
+    cell, config = CELLS[0], SearchSpace.grid(key.shape).configs()[0]
+    long = Run("a", portfolio=tuple(SearchSpace.grid(key.shape).configs()[:300]), trials=24, seed=1)
     with StudyStore(url) as store:
-        assert store.cell_info(key, cell) == {}
-        store.set_cell_info(key, cell, {"roofline_up": 10.25, "run:a": long})
-        store.set_cells_info(key, {cell: {"default_up": {"us": 1.5}}, CELLS[1]: {"roofline_down": 1}})
+        assert store.facts(key, cell) == CellFacts()
+        store.add_facts(key, {cell: CellFacts(roofline_us={"up": 10.25}, runs={"a": long})})
+        default = CellFacts(baselines={("default", "up"): Baseline(config, 1.5)})
+        store.add_facts(key, {cell: default, CELLS[1]: CellFacts(roofline_us={"down": 1.0})})
     with StudyStore(url) as store:
-        assert store.cell_info(key, cell) == {"roofline_up": 10.25, "run:a": long, "default_up": {"us": 1.5}}
+        assert store.facts(key, cell) == CellFacts(
+            baselines={("default", "up"): Baseline(config, 1.5)}, roofline_us={"up": 10.25}, runs={"a": long}
+        )
         store.load(key, CELLS)
         store.writer(key)
-        store.set_cell_info(key, cell, {"run:a": {"finished": True}})
+        store.add_facts(key, {cell: CellFacts(runs={"a": Run("a", finished=True)})})
+        assert store.runs(key) == [Run("a", finished=True)]
     with StudyStore(url) as store:
-        assert store.cell_info(key, cell)["run:a"] == {"finished": True}
-        store.set_cell_info(key, cell, {"run:a": long})
+        assert store.runs(key) == [Run("a", finished=True)]
+        store.add_facts(key, {cell: CellFacts(runs={"a": long})})
     with StudyStore(url) as store:
-        assert store.cell_info(key, cell)["run:a"] == long
-        assert store.cell_info(key, CELLS[1]) == {"roofline_down": 1}
+        assert store.facts(key, cell).runs == {"a": long}
+        assert store.facts(key, cell).roofline_us == {"up": 10.25}
+        assert store.facts(key, CELLS[1]) == CellFacts(roofline_us={"down": 1.0})
+
+
+def test_facts_that_cannot_be_read_are_said_in_one_line(url: str, key: StudyKey) -> None:
+    with StudyStore(url) as store:
+        store.load(key, CELLS)
+        store.optuna_study(key, CELLS[1]).set_user_attr("default_down", {"us": "fast"})
+        store.refresh()
+        with pytest.raises(StorageError, match=r"what is kept of down M=2 .* cannot be read") as caught:
+            store.facts(key, CELLS[0])
+    assert "\n" not in str(caught.value)
 
 
 def test_keys_of_several_gpus(url: str, key: StudyKey, measurements: Make) -> None:

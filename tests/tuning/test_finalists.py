@@ -13,9 +13,9 @@ from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.search.ledger import Ledger
 from moeopt.storage.store import StudyStore
-from moeopt.tuning.finalists import MARGIN, find_finalists, from_info, time_finalists, to_info, with_finals
+from moeopt.tuning.finalists import MARGIN, find_finalists, time_finalists, with_finals
+from moeopt.tuning.load import load_result
 from moeopt.tuning.options import TuneOptions
-from moeopt.tuning.stored import load_result
 from moeopt.tuning.tuner import Tuner
 
 UP, DOWN = Cell("up", 8), Cell("down", 8)
@@ -76,11 +76,6 @@ def test_the_finals_decide_and_the_others_are_scaled() -> None:
     assert after.rows(UP)[config(16, 128)].median_us == pytest.approx(130.0 * 110.0 / 100.5)
     assert after.rows(DOWN)[config(16, 32)].median_us == 50.0
     assert before.choose()[8]["up"].job.config == config(16, 32)
-
-
-def test_finals_survive_json() -> None:
-    finals = {Job(UP, config(16, 32)): (1.5, 2.5, 3.5), Job(DOWN, config(16, 64)): (4.0, 5.0, 6.0)}
-    assert from_info(UP, to_info(UP, finals)) == {Job(UP, config(16, 32)): (1.5, 2.5, 3.5)}
 
 
 class Drifting(RecordedDevice):

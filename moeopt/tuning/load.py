@@ -1,4 +1,4 @@
-"""What a study database holds for one key, as a result: nothing is measured."""
+"""Outcome of what a study database holds for one key: nothing is measured."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from moeopt.core.provenance import DeviceInfo
 from moeopt.core.trial import Cell, Job, Mode
 from moeopt.search.ledger import Ledger
 from moeopt.storage.store import StudyKey, StudyStore
-from moeopt.tuning.assemble import SideTimes, assemble
-from moeopt.tuning.finalists import from_info, with_finals
+from moeopt.tuning.assemble import assemble
+from moeopt.tuning.baselines import load_baselines
+from moeopt.tuning.finalists import with_finals
 from moeopt.tuning.outcome import Counts, Outcome
 
 
 def kept_finals(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> dict[Job, tuple[float, ...]]:
     """The finalists' times that the database holds for these cells."""
-    finals: dict[Job, tuple[float, ...]] = {}
-    for cell in cells:
-        finals.update(from_info(cell, store.cell_info(key, cell).get("finals", ())))
-    return finals
+    return {Job(cell, config): us for cell in cells for config, us in (store.facts(key, cell).finals or {}).items()}
 
 
 def load_result(store: StudyStore, key: StudyKey) -> Outcome:
@@ -37,17 +35,6 @@ def load_result(store: StudyStore, key: StudyKey) -> Outcome:
         ledger.add(trial.measurement for trial in trials)
         resumed += len(trials)
     final = with_finals(ledger, kept_finals(store, key, cells))
-    side = SideTimes()
-    for cell in cells:
-        info = store.cell_info(key, cell)
-        for role in cell.roles:
-            one = Cell(role, cell.batch_size)
-            for name, into in (("default", side.default_us), ("winner", side.winner_us)):
-                kept = info.get(f"{name}_{role}")
-                if kept is not None and kept["us"] is not None:
-                    into[one] = kept["us"]
-            if f"roofline_{role}" in info:
-                side.roofline_us[one] = info[f"roofline_{role}"]
     source = DeviceInfo(
         source=f"loaded from {store.display}",
         kernel=key.kernel,
@@ -67,7 +54,7 @@ def load_result(store: StudyStore, key: StudyKey) -> Outcome:
         space="",
         seed=None,
         wall_s=0.0,
-        rows=assemble(mode, final, final.choose(raced_out=True), side),
+        rows=assemble(mode, final, final.choose(raced_out=True), load_baselines(store, key, cells)),
         counts=Counts(resumed=resumed),
         storage=store.url,
         key=key,
