@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_run import machine_facts  # noqa: E402
+from moeopt.core.provenance import Provenance  # noqa: E402
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape  # noqa: E402
 from moeopt.core.space import SearchSpace  # noqa: E402
 from moeopt.core.trial import Cell, Job, Measurement, Resources  # noqa: E402
@@ -41,7 +42,9 @@ from tests.storage.mariadb import MariaServer  # noqa: E402
 from tests.storage.server import PostgresServer  # noqa: E402
 
 SHAPE = MoEShape(256, 8, 3072, 256)
-KEY = StudyKey(SHAPE, "NVIDIA H200", "builtin", "0.1.0", "0123456789abcdef", "3.6.0", "2.11.0", "570.86")
+KEY = StudyKey(
+    SHAPE, "NVIDIA H200", Provenance("", "builtin", "0.1.0", "0123456789abcdef", "3.6.0", "2.11.0", "570.86")
+)
 CELLS = [Cell(role, m) for m in DEFAULT_BATCH_SIZES for role in ROLES]
 RECORDING = ROOT / "moeopt/recordings/data/h200-E256-top8-K3072-N256-bf16.jsonl.gz"
 

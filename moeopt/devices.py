@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from moeopt.core.provenance import WARM_L2
 from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError, RecordingError
 from moeopt.kernels.routing import Routing
@@ -53,24 +52,22 @@ def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Devi
     if shape is not None and shape != recording.shape:
         raise RecordingError(
             f"{recording.path} is a recording of {recording.shape.slug()}, and {shape.slug()} was asked for: "
-            "leave the shape away, or give a recording of it"
+            "omit the shape, or give a recording of it"
         )
     device = RecordedDevice(recording)
     if options.kernel not in ("auto", device.info.kernel):
         raise RecordingError(
             f"{recording.path} is a recording of the {device.info.kernel} kernel, and {options.kernel} was asked for: "
-            "leave the kernel away, or give a recording of it"
+            "omit the kernel, or give a recording of it"
         )
-    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != (
-        device.info.routing.removesuffix(WARM_L2)
-    ):
+    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != device.info.routing:
         raise RecordingError(
-            f"{recording.path} is a recording of {device.info.routing} routing, and {options.routing} was asked for: "
-            "leave the routing away, or give a recording of it"
+            f"{recording.path} is a recording of {device.info.routing_title} routing, and {options.routing} was asked "
+            "for: omit the routing, or give a recording of it"
         )
-    if options.warm_l2 and not device.info.routing.endswith(WARM_L2):
+    if options.warm_l2 and not device.info.warm_l2:
         raise RecordingError(
-            f"{recording.path} was measured with a cold L2, and a warm one was asked for: leave --warm-l2 away, or "
+            f"{recording.path} was measured with a cold L2, and a warm one was asked for: omit --warm-l2, or "
             "give a recording of it"
         )
     return device

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.files import check_writable, write_file
@@ -19,7 +19,7 @@ from moeopt.tuning.outcome import BatchResult, Counts, RoleResult
 
 CONFIG = LaunchConfig(16, 64, 128, 1, 4, 3)
 OTHER = LaunchConfig(16, 32, 64, 16, 4, 4)
-INFO = DeviceInfo(
+INFO = Provenance(
     source="a test", kernel="builtin", kernel_version="1", kernel_hash="00", triton="3.6.0", torch="2.11.0"
 )
 

@@ -187,11 +187,7 @@ def _ladder(
     if gpu is None:
         return find_rungs(up, down, _stored_times(result, storage)), "estimated from the timed batch sizes around it"
     recorded = gpu.startswith("recorded:")
-    options = (
-        DeviceOptions()
-        if recorded
-        else DeviceOptions.as_measured(result.info.kernel, result.info.routing, routing, engine=engine)
-    )
+    options = DeviceOptions() if recorded else DeviceOptions.as_measured(result.info, routing, engine=engine)
     with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
         how = "estimated between the batch sizes of a recording" if device.info.recorded else "measured on the GPU"
         return find_rungs(up, down, _measured_times(device)), how

@@ -66,14 +66,14 @@ def _view(store: StudyStore) -> Group:
 
 
 def _key_view(one: KeyStatus) -> list[Text | Table]:
-    key = one.key
+    key, made = one.key, one.key.provenance
     states = ", ".join(f"{n} {state.lower()}" for state, n in one.states.items()) or "no trials"
     reasons = ", ".join(f"{n} {reason}" for reason, n in one.reasons.items())
     title = Text(f"\n{key.title()}, {key.mode}", style="bold")
-    versions = " ".join(part for part in (key.kernel, key.kernel_version, key.kernel_hash) if part)
+    versions = f"{made.kernel_title} {made.kernel_hash}".strip()
     lines = [
         title,
-        Text(f"kernel {versions}; driver {key.driver or '?'}; torch {key.torch or '?'}; key {key.digest}"),
+        Text(f"kernel {versions}; driver {made.driver or '?'}; torch {made.torch or '?'}; key {key.digest}"),
         Text(f"{sum(one.states.values())} trials: {states}{f' ({reasons})' if reasons else ''}"),
     ]
     for run in one.runs:

@@ -75,7 +75,7 @@ def _device(
     device = open_device(
         gpu,
         key.shape,
-        DeviceOptions.as_measured(key.kernel, key.routing, routing, workers=options.workers),
+        DeviceOptions.as_measured(key.provenance, routing, workers=options.workers),
         batch_sizes=batch_sizes,
     )
     here = StudyKey.of(device, key.mode)

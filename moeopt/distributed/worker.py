@@ -35,7 +35,7 @@ def find_work(store: StudyStore, gpu: str, idle_s: float) -> StudyKey | None:
     while True:
         for summary in store.keys():  # noqa: SIM118  (a method of ours, no dict)
             key = summary.key
-            if key.gpu == gpu and not key.recorded and any(not run.finished for run in store.runs(key)):
+            if key.gpu == gpu and not key.provenance.recorded and any(not run.finished for run in store.runs(key)):
                 return key
         if time.monotonic() > deadline:
             return None

@@ -13,7 +13,7 @@ from typing import Self
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 
@@ -23,7 +23,7 @@ class Device(ABC):
 
     shape: MoEShape
     gpu: GpuSpec
-    info: DeviceInfo
+    info: Provenance
 
     @property
     @abstractmethod

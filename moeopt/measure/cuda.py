@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from moeopt.compile import CompilePool
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
 from moeopt.core.trial import Cell
 from moeopt.errors import DeviceError, UnknownGpuError
@@ -216,13 +216,11 @@ def _detected(facts: BenchFacts) -> GpuSpec:
 
 def _info(
     gpu: GpuSpec, index: int, kernel: MoEKernel, monitor: GpuMonitor | None, options: DeviceOptions
-) -> DeviceInfo:
-    from moeopt.core.provenance import WARM_L2
+) -> Provenance:
     from moeopt.kernels.routing import Routing
 
     key = kernel.key
-    routing = Routing.parse(options.routing).key
-    return DeviceInfo(
+    return Provenance(
         source=f"measured on {gpu.name} (cuda:{index}) with the {key.name} kernel",
         kernel=key.name,
         kernel_version=key.version,
@@ -230,7 +228,8 @@ def _info(
         triton=importlib.metadata.version("triton"),
         torch=importlib.metadata.version("torch"),
         driver=monitor.driver if monitor is not None else "",
-        routing=routing + WARM_L2 if options.warm_l2 else routing,
+        routing=Routing.parse(options.routing).key,
+        warm_l2=options.warm_l2,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeopt.core.provenance import WARM_L2
+from moeopt.core.provenance import Provenance
 from moeopt.errors import InvalidInputError
 from moeopt.kernels import KERNEL_NAMES
 from moeopt.kernels.routing import Routing
@@ -48,21 +48,19 @@ class DeviceOptions:
         Routing.parse(self.routing)
 
     @classmethod
-    def as_measured(cls, kernel: str, routing: str, given: str | None = None, **options: Any) -> DeviceOptions:
+    def as_measured(cls, times: Provenance, given: str | None = None, **options: Any) -> DeviceOptions:
         """Options that measure as earlier times were measured.
 
         Args:
-            kernel: Theirs.
-            routing: Key of theirs, as :class:`~moeopt.core.provenance.DeviceInfo` has it.
+            times: What they come from.
             given: The routing that the user names, which a file needs: a key holds its hash, not its path.
             **options: The others.
 
         Raises:
             InvalidInputError: Another routing is given, or a file is needed and none is given.
         """
-        key = routing.removesuffix(WARM_L2)
-        if key.startswith("file:") and given is None:
+        if times.routing.startswith("file:") and given is None:
             raise InvalidInputError("these times are of a routing file: give it again with --routing file:PATH")
-        if given is not None and Routing.parse(given).key != key:
-            raise InvalidInputError(f"routing {given!r} was given, and these times are of {key!r}: leave it away")
-        return cls(kernel=kernel, routing=given or key, warm_l2=routing != key, **options)
+        if given is not None and Routing.parse(given).key != times.routing:
+            raise InvalidInputError(f"routing {given!r} was given, and these times are of {times.routing!r}: omit it")
+        return cls(kernel=times.kernel, routing=given or times.routing, warm_l2=times.warm_l2, **options)

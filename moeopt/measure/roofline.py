@@ -113,9 +113,6 @@ def launch_bytes(shape: MoEShape, cell: Cell, routing: str, seed: int = 0) -> fl
     Returns:
         None where the routing is the key of a file: it does not say which.
     """
-    from moeopt.core.provenance import WARM_L2
-
-    routing = routing.removesuffix(WARM_L2)
     if routing.startswith("file:") and not Path(routing.removeprefix("file:")).expanduser().exists():
         return None
     return sum(drawn_work(shape, role, cell.batch_size, routing, seed).bytes for role in cell.roles)

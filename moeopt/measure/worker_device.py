@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError
@@ -101,7 +101,7 @@ class WorkerDevice(Device):
         shape: MoEShape,
         gpu: GpuSpec,
         kernel: MoEKernel,
-        info: DeviceInfo,
+        info: Provenance,
         supervisor: Supervisor,
         compiler: Compiler,
         batch_sizes: Sequence[int] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance, split_kernel, split_routing
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
 from moeopt.kernels.defaults import engine_default
@@ -21,21 +21,23 @@ class RecordedDevice(Device):
         self.shape = recording.shape
         self.gpu = recording.gpu
         header = recording.header
-        kernel, _, rest = str(header["kernel"]).partition(" ")
+        kernel, version = split_kernel(str(header["kernel"]))
+        routing, warm_l2 = split_routing(str(header.get("routing", "uniform")))
         versions = header["versions"]
-        self.info = DeviceInfo(
+        self.info = Provenance(
             source=(
                 f"replaying {recording.path.name}: times measured earlier on {self.gpu.name}, "
                 "nothing is measured on this machine"
             ),
             kernel=kernel,
-            kernel_version=rest.split(" ")[0] if rest else "",
+            kernel_version=version,
             kernel_hash=str(header.get("kernel_hash", "")),
             triton=str(versions.get("triton", "")),
             torch=str(versions.get("torch", "")),
             driver=str(versions.get("driver", "")),
-            routing=str(header.get("routing", "uniform")),
+            routing=routing,
             recorded=True,
+            warm_l2=warm_l2,
         )
 
     @property

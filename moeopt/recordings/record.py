@@ -159,7 +159,7 @@ class Recorder:
         gpu, ours = self.device.gpu, version("moeopt")
         return {
             "format": FORMAT,
-            "kernel": " ".join(filter(None, (info.kernel, info.kernel_version))),
+            "kernel": info.kernel_title,
             "kernel_hash": info.kernel_hash,
             "shape": self.device.shape.to_dict(),
             "gpu": gpu.to_dict(),
@@ -171,7 +171,7 @@ class Recorder:
             },
             "timing": TIMING_TEXT,
             "slow_factor": self.slow_factor,
-            "routing": info.routing,
+            "routing": info.routing_title,
             "roles": ROLE_TEXT,
             "space": {key: list(values) for key, values in self.space.values.items()},
             "sample": self.limit,

@@ -119,7 +119,7 @@ def note(key: StudyKey, cell: Cell, trials: Sequence[StoredTrial], result: Outco
     lines = [
         f"## {_what(cell)}, {cell.batch_size} {'token' if cell.batch_size == 1 else 'tokens'}",
         f"{key.shape.slug()} on **{key.gpu}**"
-        + (" (replayed from a recording: nothing was measured here)" if key.recorded else ""),
+        + (" (replayed from a recording: nothing was measured here)" if key.provenance.recorded else ""),
         "",
     ]
     row = result.rows.get(cell.batch_size)

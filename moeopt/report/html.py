@@ -78,10 +78,10 @@ def _page(result: Outcome, plots: list[str]) -> str:
     title = f"{result.shape.slug()} on {result.gpu}"
     facts = {
         "times from": result.info.source,
-        "kernel": f"{result.info.kernel} {result.info.kernel_version}".strip(),
+        "kernel": result.info.kernel_title,
         "Triton": result.info.triton,
         "torch": result.info.torch,
-        "routing": result.info.routing,
+        "routing": result.info.routing_title,
         "mode": result.mode,
         "space": result.space,
         "seed": "-" if result.seed is None else str(result.seed),

@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell
 from moeopt.measure.base import Device
@@ -27,48 +28,21 @@ class StudyKey:
     Attributes:
         shape: The layer.
         gpu: Name of the GPU.
-        kernel: ``builtin``, ``sglang`` or ``vllm``.
-        kernel_version: Its version, or "".
-        kernel_hash: Hash of its source, or "".
-        triton: Triton's version.
-        torch: torch's version.
-        driver: The GPU driver's version, or "".
-        routing: Key of the routing distribution.
+        provenance: Kernel, versions, routing.
         mode: ``split`` or ``joint``.
-        recorded: Whether the times are replayed from a recording.
         format: Version of what is stored.
     """
 
     shape: MoEShape
     gpu: str
-    kernel: str
-    kernel_version: str = ""
-    kernel_hash: str = ""
-    triton: str = ""
-    torch: str = ""
-    driver: str = ""
-    routing: str = "uniform"
+    provenance: Provenance
     mode: str = "split"
-    recorded: bool = False
     format: int = FORMAT_VERSION
 
     @classmethod
     def of(cls, device: Device, mode: str) -> StudyKey:
         """The key of what a device measures."""
-        info = device.info
-        return cls(
-            shape=device.shape,
-            gpu=device.gpu.name,
-            kernel=info.kernel,
-            kernel_version=info.kernel_version,
-            kernel_hash=info.kernel_hash,
-            triton=info.triton,
-            torch=info.torch,
-            driver=info.driver,
-            routing=info.routing,
-            mode=mode,
-            recorded=info.recorded,
-        )
+        return cls(device.shape, device.gpu.name, device.info, mode)
 
     @property
     def digest(self) -> str:
@@ -78,10 +52,11 @@ class StudyKey:
 
     def title(self) -> str:
         """Shape, GPU, kernel, Triton and, where not uniform, routing, in words that sort well."""
-        gpu = self.gpu + (" (recorded)" if self.recorded else "")
-        parts = [self.shape.slug(), gpu, self.kernel, f"triton {self.triton or '?'}"]
-        if self.routing != "uniform":
-            parts.append(self.routing)
+        made = self.provenance
+        gpu = self.gpu + (" (recorded)" if made.recorded else "")
+        parts = [self.shape.slug(), gpu, made.kernel, f"triton {made.triton or '?'}"]
+        if made.routing_title != "uniform":
+            parts.append(made.routing_title)
         return " | ".join(part.replace("|", "/") for part in parts)
 
     def study_name(self, cell: Cell) -> str:
@@ -96,17 +71,16 @@ class StudyKey:
 
     def attrs(self) -> dict[str, Any]:
         """The exact key, JSON-ready, as the study's user attributes hold it."""
-        out = {field.name: getattr(self, field.name) for field in fields(self)}
-        out["shape"] = self.shape.to_dict()
-        return out
+        made = self.provenance.to_dict()
+        return {"shape": self.shape.to_dict(), "gpu": self.gpu, **made, "mode": self.mode, "format": self.format}
 
     @classmethod
     def from_attrs(cls, attrs: Mapping[str, Any]) -> StudyKey | None:
         """The inverse of :meth:`attrs`; None where these are not the attributes of one of our studies."""
         try:
-            values = {field.name: attrs[field.name] for field in fields(cls)}
-            return cls(**{**values, "shape": MoEShape.from_dict(values["shape"])})
-        except (KeyError, TypeError, ValueError):
+            made = Provenance.from_dict(attrs)
+            return cls(MoEShape.from_dict(attrs["shape"]), attrs["gpu"], made, attrs["mode"], attrs["format"])
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
     def difference(self, other: StudyKey) -> str:

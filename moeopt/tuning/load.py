@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from moeopt.core.provenance import DeviceInfo
 from moeopt.core.trial import Cell, Job, Mode
 from moeopt.search.ledger import Ledger
 from moeopt.storage.store import StudyKey, StudyStore
@@ -35,21 +35,10 @@ def load_result(store: StudyStore, key: StudyKey) -> Outcome:
         ledger.add(trial.measurement for trial in trials)
         resumed += len(trials)
     final = with_finals(ledger, kept_finals(store, key, cells))
-    source = DeviceInfo(
-        source=f"loaded from {store.display}",
-        kernel=key.kernel,
-        kernel_version=key.kernel_version,
-        kernel_hash=key.kernel_hash,
-        triton=key.triton,
-        torch=key.torch,
-        driver=key.driver,
-        routing=key.routing,
-        recorded=key.recorded,
-    )
     return Outcome(
         shape=key.shape,
         gpu=key.gpu,
-        info=source,
+        info=replace(key.provenance, source=f"loaded from {store.display}"),
         mode=mode,
         space="",
         seed=None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.files import write_file
@@ -147,7 +147,7 @@ class Outcome:
 
     shape: MoEShape
     gpu: str
-    info: DeviceInfo
+    info: Provenance
     mode: Literal["split", "joint"]
     space: str
     seed: int | None
@@ -214,12 +214,12 @@ class Outcome:
         return {
             "shape": self.shape.to_dict(),
             "gpu": self.gpu,
-            "kernel": " ".join(filter(None, (self.info.kernel, self.info.kernel_version))),
+            "kernel": self.info.kernel_title,
             "mode": self.mode,
             "space": self.space,
             "seed": self.seed,
             "recorded": self.info.recorded,
-            "routing": self.info.routing,
+            "routing": self.info.routing_title,
             "triton": self.info.triton,
             "wall_s": round(self.wall_s, 3),
             "batch_sizes": {

@@ -48,7 +48,7 @@ def neighbours(device: Device, store: StudyStore) -> tuple[LaunchConfig, ...]:
     found: dict[LaunchConfig, int] = {}
     for summary in store.keys():  # noqa: SIM118  (a method of ours, no dict)
         key = summary.key
-        if key.shape == device.shape or (key.gpu, key.kernel) != (device.gpu.name, device.info.kernel):
+        if key.shape == device.shape or (key.gpu, key.provenance.kernel) != (device.gpu.name, device.info.kernel):
             continue
         try:
             rows = load_result(store, key).rows.values()

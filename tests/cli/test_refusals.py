@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import moeopt
-from moeopt.core.provenance import WARM_L2
+from moeopt.core.provenance import Provenance
 from moeopt.errors import InvalidInputError
 from moeopt.export.write import MARKER
 from moeopt.kernels.routing import Routing
@@ -191,16 +191,16 @@ def test_vllm_is_told_which_batch_sizes_have_no_joint_config(tiny_recording: Wri
 def test_times_of_a_routing_file_need_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "ids.npy"
     np.save(path, np.zeros((4, 1), dtype=np.int32))
-    key = Routing.parse(f"file:{path}").key
+    times = Provenance("a test", "builtin", routing=Routing.parse(f"file:{path}").key)
     with pytest.raises(InvalidInputError, match="give it again with --routing file:PATH"):
-        DeviceOptions.as_measured("builtin", key)
+        DeviceOptions.as_measured(times)
     with pytest.raises(InvalidInputError, match="these times are of"):
-        DeviceOptions.as_measured("builtin", key, "uniform")
-    again = DeviceOptions.as_measured("builtin", key + WARM_L2, f"file:{path}")
+        DeviceOptions.as_measured(times, "uniform")
+    again = DeviceOptions.as_measured(replace(times, warm_l2=True), f"file:{path}")
     assert (again.routing, again.warm_l2) == (f"file:{path}", True)
-    assert DeviceOptions.as_measured("builtin", "zipf:1.2, warm L2") == DeviceOptions(
-        kernel="builtin", routing="zipf:1.2", warm_l2=True
-    )
+    assert DeviceOptions.as_measured(
+        Provenance("a test", "builtin", routing="zipf:1.2", warm_l2=True)
+    ) == DeviceOptions(kernel="builtin", routing="zipf:1.2", warm_l2=True)
 
 
 def test_a_ray_cluster_that_is_not_there(tiny_recording: Write) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.provenance import DeviceInfo, KernelKey
+from moeopt.core.provenance import KernelKey, Provenance
 from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Job, Measurement, Race, Resources, never_stop
 from moeopt.errors import DeviceError
@@ -204,7 +204,7 @@ class Worked:
             shape=recording.shape,
             gpu=recording.gpu,
             kernel=self.kernel,
-            info=DeviceInfo("a worker", "builtin", "0", "0123456789abcdef", "3.6.0", "2.11.0", recorded=True),
+            info=Provenance("a worker", "builtin", "0", "0123456789abcdef", "3.6.0", "2.11.0", recorded=True),
             supervisor=Supervisor(bench, directory / f"gpu{number}.log", deadlines=QUICK),
             compiler=self.make_compiler(self.kernel, recording.shape, recording.gpu),
             batch_sizes=(1,),

@@ -9,7 +9,7 @@ from typing import Any
 
 from moeopt.compile import Compiled
 from moeopt.core.config import LaunchConfig
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import Role
 from moeopt.core.trial import Failure
 from moeopt.kernels.builtin import BuiltinKernel
@@ -73,7 +73,7 @@ def make_device(
         shape=recording.shape,
         gpu=recording.gpu,
         kernel=BuiltinKernel(),
-        info=DeviceInfo("test", "builtin", "0", "0", "3.6.0", "2.11.0"),
+        info=Provenance("test", "builtin", "0", "0", "3.6.0", "2.11.0"),
         supervisor=Supervisor(bench or FaultyBench(path, faults or {}), tmp_path / "gpu.log", deadlines=deadlines),
         compiler=RecordedCompiler(recording, held=held),
         batch_sizes=batch_sizes,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeopt.core.config import LaunchConfig
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.core.space import SearchSpace
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
@@ -80,7 +81,9 @@ def postgres_url(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def key() -> StudyKey:
-    return StudyKey(SHAPE, "NVIDIA H200", "builtin", "0.1.0", "0123456789abcdef", "3.6.0", "2.11.0", "570.86")
+    return StudyKey(
+        SHAPE, "NVIDIA H200", Provenance("", "builtin", "0.1.0", "0123456789abcdef", "3.6.0", "2.11.0", "570.86")
+    )
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_facts_that_cannot_be_read_are_said_in_one_line(url: str, key: StudyKey)
 def test_keys_of_several_gpus(url: str, key: StudyKey, measurements: Make) -> None:
     from dataclasses import replace
 
-    other = replace(key, driver="580.1")
+    other = replace(key, provenance=replace(key.provenance, driver="580.1"))
     _fill(url, key, measurements(12))
     _fill(url, other, measurements(8))
     with StudyStore(url) as store:

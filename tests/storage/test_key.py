@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,11 @@ from moeopt.core.trial import Cell
 from moeopt.errors import StorageError
 from moeopt.storage.key import StudyKey, cell_of, words
 from moeopt.storage.store import StudyStore
+
+FIELDS = (
+    "shape", "gpu", "kernel", "kernel_version", "kernel_hash", "triton", "torch", "driver", "routing", "mode",
+    "recorded", "format",
+)  # fmt: skip
 
 
 def test_the_name_says_what_it_is(key: StudyKey) -> None:
@@ -26,26 +31,35 @@ def test_names_sort_by_batch_size_within_a_role(key: StudyKey) -> None:
 
 
 def test_long_and_odd_words_fit_a_database(key: StudyKey) -> None:
-    odd = replace(key, gpu="A | B" * 200, routing="file:" + "x" * 300)
+    odd = replace(key, gpu="A | B" * 200, provenance=replace(key.provenance, routing="file:" + "x" * 300))
     name = odd.study_name(Cell("up", 1))
     assert len(name) <= 512
     assert name.endswith(f" | up | M=00001 | {odd.digest}")
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(StudyKey)])
+@pytest.mark.parametrize("field", FIELDS)
 def test_every_field_makes_another_key_and_is_named(key: StudyKey, field: str) -> None:
-    value = getattr(key, field)
-    new = {
-        "shape": MoEShape(256, 8, 6144, 256),
-        "recorded": True,
-        "format": 2,
-    }.get(field, f"{value}x")
-    other = replace(key, **{field: new})
+    new = {"shape": MoEShape(256, 8, 6144, 256).to_dict(), "recorded": True, "format": 2}
+    assert sorted(key.attrs()) == sorted(FIELDS)
+    other = StudyKey.from_attrs({**key.attrs(), field: new.get(field, f"{key.attrs()[field]}x")})
+    assert other is not None and other != key
     assert other.digest != key.digest
     assert other.study_name(Cell("up", 1)) != key.study_name(Cell("up", 1))
     assert other.difference(key).startswith(field.replace("_", " ") + " is ")
     assert key.difference(key) == ""
     assert StudyKey.from_attrs(other.attrs()) == other
+
+
+def test_the_source_is_no_part_of_a_key(key: StudyKey) -> None:
+    other = replace(key, provenance=replace(key.provenance, source="measured elsewhere"))
+    assert other == key and hash(other) == hash(key) and other.digest == key.digest
+
+
+def test_a_warm_l2_is_stored_with_the_routing(key: StudyKey) -> None:
+    warm = replace(key, provenance=replace(key.provenance, routing="zipf:1.2", warm_l2=True))
+    assert warm.attrs()["routing"] == "zipf:1.2, warm L2"
+    assert warm.title().endswith(" | zipf:1.2, warm L2")
+    assert StudyKey.from_attrs(warm.attrs()) == warm
 
 
 def test_attributes_of_others_are_no_key() -> None:

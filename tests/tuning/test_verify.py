@@ -11,7 +11,7 @@ import pytest
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.provenance import DeviceInfo
+from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, never_stop
 from moeopt.errors import InvalidInputError
@@ -29,7 +29,7 @@ class NoisyDevice(Device):
 
     def __init__(self, us: Mapping[LaunchConfig, float], *, noise: float, drift: float = 0.0) -> None:
         self.shape, self.gpu = MoEShape(8, 2, 256, 128), GpuSpec.by_name("NVIDIA H200")
-        self.info = DeviceInfo("noisy", "builtin", "0", "0", "3.6.0", "2.11.0")
+        self.info = Provenance("noisy", "builtin", "0", "0", "3.6.0", "2.11.0")
         self.us, self.noise, self.drift = dict(us), noise, drift
         self.rng = np.random.default_rng(5)
         self.asked: list[Job] = []
