@@ -12,7 +12,6 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
-from moeopt.files import check_writable, write_file
 from moeopt.report.html import latency_figure, speedup_figure
 from moeopt.result import TuneResult
 from moeopt.tuning.outcome import BatchResult, Counts, RoleResult
@@ -121,15 +120,3 @@ def test_figures_hold_the_numbers() -> None:
     figure = speedup_figure(made)
     assert figure is not None and list(figure.data[0].y) == [pytest.approx(40 / 12)] * 2
     assert speedup_figure(result(row(16, default=None))) is None
-
-
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    write_file(tmp_path / "a" / "b.txt", "x")
-    assert (tmp_path / "a" / "b.txt").read_text() == "x"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ExportError, match="cannot be written"):
-        write_file(tmp_path / "file" / "b.txt", "x")
-    with pytest.raises(ExportError, match="is no directory"):
-        check_writable(tmp_path / "file" / "deeper")
-    check_writable(tmp_path / "not" / "yet")
-    assert not (tmp_path / "not").exists()

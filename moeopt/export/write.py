@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +14,12 @@ from moeopt.engines.names import Engine, check_engine
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export.names import ConfigName, nearest_key, version_directory
 from moeopt.export.read import read_config_file
-from moeopt.files import write_atomically
+from moeopt.files import LockFile, replace_file
 
 # Marks a directory of suggestions.
 MARKER: Final = "UNMEASURED.json"
-
-logger = logging.getLogger(__name__)
+# While files are merged: two exports into one directory would drop each other's batch sizes.
+_LOCK: Final = ".moeopt.lock"
 
 Entries = dict[int, dict[str, Any]]
 
@@ -86,7 +83,7 @@ def export_configs(
     target = root / "configs" / version_directory(triton_version) if engine == "sglang" else root
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with _locked(target):
+        with LockFile(target / _LOCK):
             return _write_pair(engine, target, names, triton_version, new_up, new_down, replace)
     except OSError as error:
         raise ExportError(
@@ -120,12 +117,12 @@ def _write_pair(
     paths = [target / str(name) for name in names]
     old_up, extra = ({}, {}) if replace else _existing(paths[0], engine, triton_version)
     if engine == "vllm":
-        write_atomically(paths[0], _text({**old_up, **up}, extra))
+        replace_file(paths[0], _text({**old_up, **up}, extra))
         return paths[:1]
     old_down, _ = ({}, {}) if replace else _existing(paths[1], engine, triton_version)
     merged_up, merged_down = _merge_pair(old_up, old_down, up, down)
-    write_atomically(paths[1], _text(merged_down))
-    write_atomically(paths[0], _text(merged_up))
+    replace_file(paths[1], _text(merged_down))
+    replace_file(paths[0], _text(merged_up))
     return paths
 
 
@@ -202,17 +199,3 @@ def _existing(path: Path, engine: Engine, triton_version: str) -> tuple[Entries,
 def _text(entries: Entries, extra: Mapping[str, Any] | None = None) -> str:
     ordered = {**(extra or {}), **{str(m): entries[m] for m in sorted(entries)}}
     return json.dumps(ordered, indent=4) + "\n"
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keeps two exports into one directory from dropping each other's batch sizes."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:  # no locks on this file system: the last writer wins, as everywhere there
-            logger.debug("%s cannot be locked", directory)
-        yield
-    finally:
-        os.close(descriptor)

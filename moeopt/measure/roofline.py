@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
@@ -15,6 +14,7 @@ import numpy as np
 
 from moeopt.core.shape import DTYPES, MoEShape, Role
 from moeopt.core.trial import Cell
+from moeopt.files import replace_file
 from moeopt.kernels.workset import LAUNCHES, expert_bytes, touched
 
 log = logging.getLogger(__name__)
@@ -143,10 +143,7 @@ class RateStore:
         """Adds an entry. A cache that cannot be written is no error: it is measured again next time."""
         content = {**self._read(), key: asdict(rates)}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-                json.dump({"format": _FORMAT, "rates": content}, file, indent=1)
-            Path(file.name).replace(self.path)
+            replace_file(self.path, json.dumps({"format": _FORMAT, "rates": content}, indent=1))
         except OSError as error:
             log.info("%s cannot be written (%s): the GPU's rates are measured again next time", self.path, error)
 

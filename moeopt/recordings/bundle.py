@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import gzip
-import json
 import re
 import socket
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from typing import Any, Final
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape
 from moeopt.errors import ExportError
+from moeopt.files import json_lines, read_json_lines, write_file
 from moeopt.recordings.format import Recording
 
 _HEADER: Final = (
@@ -57,17 +56,8 @@ def bundle_recording(path: str | Path, out: str | Path | None = None) -> Path:
     if target.resolve() == path.resolve():
         raise ExportError(f"{target} is the recording itself: give another path for the copy")
     clean = _Cleaner()
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        header, *rows = (json.loads(line) for line in file)
-    lines = [clean.header(header), *(clean.row(row) for row in rows)]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    # mtime 0 and no name inside: the bytes depend on the measurements alone.
-    try:
-        temporary = target.with_name(f".{target.name}.tmp")
-        temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
-        temporary.replace(target)
-    except OSError as error:
-        raise ExportError(f"{target} cannot be written: {error.strerror or error}; give another path") from None
+    header, *rows = read_json_lines(path)
+    write_file(target, json_lines([clean.header(header), *(clean.row(row) for row in rows)]))
     return target
 
 

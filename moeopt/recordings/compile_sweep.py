@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from collections import Counter
@@ -20,7 +19,8 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.core.space import SearchSpace
-from moeopt.errors import ExportError, RecordingError
+from moeopt.errors import RecordingError
+from moeopt.files import json_lines, read_json_lines, write_file
 from moeopt.kernels.base import MoEKernel
 from moeopt.recordings.format import FORMAT
 
@@ -245,8 +245,7 @@ class Survey:
         if not self.out.exists():
             return {}
         try:
-            with gzip.open(self.out, "rt", encoding="utf-8") as file:
-                old, *rows = (json.loads(line) for line in file)
+            old, *rows = read_json_lines(self.out)
             # What a deadline ended may have waited for a busy machine: it is compiled again.
             found = {
                 LaunchConfig.from_dict(row["config"]): row
@@ -268,11 +267,4 @@ class Survey:
     def _write(self, header: dict[str, Any], rows: dict[LaunchConfig, dict[str, Any]]) -> None:
         header = {**header, "complete": all(config in rows for config in self.space.configs())}
         lines = [header, *(rows[config] for config in sorted(rows))]
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        temporary = self.out.with_name(f".{self.out.name}.tmp")
-        try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(gzip.compress(data, mtime=0))
-            temporary.replace(self.out)
-        except OSError as error:
-            raise ExportError(f"{self.out} cannot be written: {error.strerror or error}; give another path") from None
+        write_file(self.out, json_lines(lines))

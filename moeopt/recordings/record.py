@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import logging
@@ -19,6 +18,7 @@ from moeopt.core.shape import ROLES
 from moeopt.core.space import SearchSpace
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import ExportError, RecordingError
+from moeopt.files import json_lines, write_file
 from moeopt.measure.base import Device
 from moeopt.recordings.format import FORMAT, Recording
 
@@ -221,15 +221,9 @@ class Recorder:
             }
             for role in ROLES
         }
-        temporary = self.out.with_name(f".{self.out.name}.tmp")
-        # mtime 0: the same measurements make the same bytes.
-        with temporary.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as file:
-            file.write((json.dumps(header) + "\n").encode())
-            order = {config: i for i, config in enumerate(self.configs)}
-            rows = sorted(lines[1:], key=lambda line: order[LaunchConfig.from_dict(json.loads(line)["config"])])
-            file.write("".join(row + "\n" for row in rows).encode())
-        Recording.load(temporary)
-        temporary.replace(self.out)
+        order = {config: i for i, config in enumerate(self.configs)}
+        rows = sorted(map(json.loads, lines[1:]), key=lambda row: order[LaunchConfig.from_dict(row["config"])])
+        write_file(self.out, json_lines([header, *rows]), check=Recording.load)
         self.part.unlink()
         return self.out
 

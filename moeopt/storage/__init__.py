@@ -1,1 +1,1 @@
-"""How measurements are kept: keys, encoding, databases, the writer, locks and claims."""
+"""How measurements are kept: keys, facts, encoding, databases and the writer."""

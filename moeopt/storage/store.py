@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, Self
 from moeopt.core.config import REQUIRED_KEYS
 from moeopt.core.trial import Cell, Job
 from moeopt.errors import StorageError
+from moeopt.files import LockFile
 from moeopt.storage.backend import Backend, Packed
 from moeopt.storage.codec import StoredTrial, StudyRow, TrialContext, decode
 from moeopt.storage.facts import CellFacts, Run
 from moeopt.storage.key import StudyKey, cell_of
-from moeopt.storage.lock import RunLock
 from moeopt.storage.open import check_new_file, is_there, open_backend
 from moeopt.storage.url import StorageUrl
 from moeopt.storage.writer import TrialWriter
@@ -78,7 +78,7 @@ class StudyStore:
         else:
             check_new_file(self._url)
         self._rows: dict[str, StudyRow] | None = None
-        self._locks: dict[str, RunLock] = {}
+        self._locks: dict[str, LockFile] = {}
         self._facts: dict[StudyKey, dict[Cell, CellFacts]] = {}  # replaced, never changed: the writer's thread reads it
         self._writers: list[TrialWriter] = []
         self.in_database: set[Job] = set()  # trials that a shared device has stored: the writers pass over them
@@ -113,11 +113,23 @@ class StudyStore:
         Raises:
             StorageError: Another run has it.
         """
-        if self._url.kind == "server" or self._url.path is None:
+        path = self._url.path
+        if path is None:
             return
         self.backend  # noqa: B018  (makes the directory)
-        lock = self._locks.setdefault(key.digest, RunLock(self._url.path, key.digest))
-        lock.acquire(key.title(), wait_s)
+        lock = self._locks.setdefault(key.digest, LockFile(path.with_name(f"{path.name}-{key.digest}.lock")))
+        if lock.held:
+            return
+        try:
+            taken = lock.acquire(wait_s)
+        except OSError as error:
+            raise StorageError(f"cannot write {lock.path} ({error.strerror}): give another --storage") from None
+        if not taken:
+            pid = lock.holder()
+            raise StorageError(
+                f"another run{f' (process {pid})' if pid else ''} is tuning {key.title()} in {self.display}: wait for "
+                "it to end, or give another --storage"
+            )
 
     def load(self, key: StudyKey, cells: Sequence[Cell]) -> dict[Cell, list[StoredTrial]]:
         """All finished trials of these cells, oldest first, as exactly as they were stored.

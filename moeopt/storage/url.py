@@ -42,7 +42,7 @@ class StorageUrl:
         """Reads what a user gave.
 
         Raises:
-            StorageError: It is no URL of a database that can be used.
+            StorageError: It is not the URL of a database that can be used.
         """
         text = str(text).strip()
         if not text:

@@ -37,7 +37,7 @@ MADE: list[bytes] = []
         (["no-such-command"], "No such command 'no-such-command'"),
         ([*TUNE, "--json", "."], "it is a directory"),
         ([*TUNE, "--report", "."], "it is a directory"),
-        ([*TUNE, "--json", "tiny.jsonl.gz/x.json"], "is no directory"),
+        ([*TUNE, "--json", "tiny.jsonl.gz/x.json"], "is not a directory"),
         ([*TUNE, "--storage", ""], "the storage URL is empty"),
         ([*TUNE, "--wait-idle", "soon"], "--wait-idle is 'soon'"),
         ([*TUNE, "--kernel", "nosuch"], "kernel 'nosuch' is unknown"),

@@ -99,7 +99,7 @@ def test_bad_input(recording: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="itself"):
         bundle_recording(recording, recording)
     with pytest.raises(ExportError, match="cannot be written"):
-        bundle_recording(recording, tmp_path / "no" / "such.jsonl.gz")
+        bundle_recording(recording, recording / "such.jsonl.gz")
     (tmp_path / "other.jsonl.gz").write_bytes(b"x")
     with pytest.raises(RecordingError):
         bundle_recording(tmp_path / "other.jsonl.gz")
