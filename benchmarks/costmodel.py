@@ -29,6 +29,7 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
@@ -42,7 +43,6 @@ from moeopt.costmodel.model import (
     pack_correction,
     predict_us,
 )
-from moeopt.kernels.defaults import engine_default
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.features import squash
@@ -195,7 +195,7 @@ def suggested(cells: Sequence[CellData]) -> list[Suggested]:
     rows = []
     for m, s in suggest(shape, gpu, sizes).items():
         up, down = us["up", m], us["down", m]
-        default = engine_default("sglang", shape, m, gpu)
+        default = engines.get("sglang").default_config(shape, m, gpu)
         best: dict[tuple[str, int], float] = {}
         for role, times in (("up", up), ("down", down)):
             for config, value in times.items():

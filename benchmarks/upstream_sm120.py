@@ -29,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.compile_grid import PatientPool
 from benchmarks.costmodel import commit
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import ROLES, Role
 from moeopt.core.space import SearchSpace
 from moeopt.costmodel.model import predict_us
 from moeopt.kernels.base import MoEKernel
-from moeopt.kernels.defaults import engine_default
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.vllm import VllmKernel
 from tests.sm120_files import ShippedFile, shipped_files
@@ -104,7 +104,9 @@ def places(file: ShippedFile) -> tuple[dict[int, float], dict[int, float]]:
     for m, config in sorted(file.configs.items()):
         us = predicted(m, legal)
         shipped[m] = float(np.mean(us < predicted(m, [config])[0]))
-        default[m] = float(np.mean(us < predicted(m, [engine_default(file.engine, file.shape, m, file.gpu)])[0]))
+        default[m] = float(
+            np.mean(us < predicted(m, [engines.get(file.engine).default_config(file.shape, m, file.gpu)])[0])
+        )
     return shipped, default
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from moeopt import engines
 from moeopt.core.shape import MoEShape
 from moeopt.core.space import SearchSpace
-from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.recordings.shipped import find_recording
 from moeopt.tuning.options import TuneOptions, parse_timeout
@@ -131,7 +131,7 @@ def _check_values(shape: MoEShape, options: Mapping[str, Any], export: Mapping[s
     if len(export) == 1:
         raise InvalidInputError(f"[export] holds only {next(iter(export))}: give engine and directory")
     if export:
-        check_engine(export["engine"])
+        engines.get(export["engine"])
 
 
 def _known(what: str, given: Mapping[str, Any], known: Any) -> None:

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
+from moeopt import engines
 from moeopt.cli import options as o
 from moeopt.doctor import Finding, diagnose, engine_of, scan_log
-from moeopt.doctor.commands import parallel_sizes
-from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import guess_engine
 
@@ -43,7 +42,7 @@ def doctor(
 
     Exit status: 0 in use and tuned, 1 a finding, 2 bad input.
     """
-    checked = check_engine(engine) if engine is not None else None
+    checked = engines.get(engine).name if engine is not None else None
     facts = scan_log(log) if log is not None else None
     # The rules that turn a model into a shape are the engine's, and the log knows its parallelism.
     if checked is None and facts is not None:
@@ -52,7 +51,7 @@ def doctor(
         checked = guess_engine(config_dir)
     given = replace(given, engine=checked or given.engine)
     if given.model is not None and facts is not None:
-        log_tp, log_ep = parallel_sizes(facts, checked or "sglang")
+        log_tp, log_ep = engines.get(given.engine).log.parallel(facts)
         given = replace(given, tp=log_tp if given.tp == 1 else given.tp, ep=log_ep if given.ep == 1 else given.ep)
     shape, no_shape = None, None
     try:

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from moeopt import engines
 from moeopt.api import load
 from moeopt.cli import options as o
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Job
 from moeopt.devices import open_device
-from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export import (
     InterpolatedTimes,
@@ -87,7 +87,7 @@ def export(
 ) -> None:
     """Write or merge the engines' config files from a study database."""
     name, colon, directory = target.partition(":")
-    engine = check_engine(name)
+    engine = engines.get(name).name
     if install and colon:
         raise InvalidInputError(f"{target!r} names a directory and --install finds one: give one of them")
     if not install and not directory:

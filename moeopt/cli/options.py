@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from moeopt import engines
 from moeopt.core.shape import MoEShape, check_batch_sizes
-from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 
 StorageOption = Annotated[
@@ -41,7 +41,7 @@ class ShapeOptions:
         Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
     ] = None
     engine: Annotated[str, typer.Option("--engine", help="Whose rules give E and N of a model: sglang or vllm.")] = (
-        "sglang"
+        engines.DEFAULT
     )
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")] = 1
     ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")] = 1
@@ -76,7 +76,7 @@ class ShapeOptions:
         Raises:
             InvalidInputError: Too little was given, or it does not fit together.
         """
-        check_engine(self.engine)
+        engines.get(self.engine)
         if self.model is not None:
             from moeopt.models import shape_from_model
 

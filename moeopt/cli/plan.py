@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from moeopt import engines
 from moeopt.cli import options as o
 from moeopt.core import limits as resources
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape, check_batch_sizes
 from moeopt.core.space import SearchSpace
 from moeopt.errors import DeviceError, InvalidInputError
-from moeopt.export import ENGINES, ConfigName, version_directory
+from moeopt.export import ConfigName
 from moeopt.files import check_file, write_file
 from moeopt.recordings.format import Recording
 from moeopt.recordings.shipped import find_recording
@@ -117,14 +118,14 @@ def make_plan(
         seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores),
         compiled_seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores, compiled=True),
         cores=cores,
-        files={engine: _file_names(engine, shape, gpu, triton) for engine in ENGINES},
+        files={engine: _file_names(engine, shape, gpu, triton) for engine in engines.names()},
     )
 
 
 def _file_names(engine: str, shape: MoEShape, gpu: GpuSpec, triton: str) -> list[str]:
     names = dict.fromkeys(str(ConfigName.of(engine, shape, gpu.name, role)) for role in ROLES)
-    folder = f"configs/{version_directory(triton)}/" if engine == "sglang" else ""
-    return [folder + name for name in names]
+    place = engines.get(engine).layout.place(Path(), triton)
+    return [(place / name).as_posix() for name in names]
 
 
 def plan(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from moeopt import engines
 from moeopt.cli import options as o
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import DEFAULT_BATCH_SIZES
@@ -44,7 +45,7 @@ def suggest_configs(
         raise InvalidInputError('--gpu is missing: name the GPU, such as --gpu "NVIDIA GeForce RTX 5090"')
     target = GpuSpec.by_name(name)
     sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
-    mode: Literal["split", "joint"] = "split" if given.engine == "sglang" else "joint"
+    mode: Literal["split", "joint"] = "split" if engines.get(given.engine).split else "joint"
     found = suggest(shape, target, sizes, space=space, mode=mode, engine=given.engine)
     paths = write_suggestions(given.engine, out, shape, target, triton or version("triton"), found)
     console = Console(soft_wrap=True, highlight=False, markup=False)

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from moeopt import engines
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
 from moeopt.devices import open_device
 from moeopt.distributed.board import share
-from moeopt.engines.names import check_engine
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
@@ -28,8 +28,6 @@ from moeopt.study_file import StudyFile
 from moeopt.tuning.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
 from moeopt.tuning.progress import TuneProgress
 from moeopt.tuning.tuner import Tuner
-
-ENGINES = ("sglang", "vllm")
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +74,7 @@ def tune(
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report.")] = None,
 ) -> None:
     """Find the fastest launch configs for a shape, per batch size, and write the engines' files."""
-    check_engine(given.engine)
+    engines.get(given.engine)
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
         raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
@@ -220,6 +218,6 @@ def _merge(file: StudyFile | None, **given: Any) -> dict[str, Any]:
 
 def _parse_export(text: str) -> tuple[str, Path]:
     engine, colon, directory = text.partition(":")
-    if engine not in ENGINES or not colon or not directory:
-        raise InvalidInputError(f"--export is {text!r}: give sglang:DIR or vllm:DIR")
+    if engine not in engines.names() or not colon or not directory:
+        raise InvalidInputError(f"--export is {text!r}: give {' or '.join(f'{n}:DIR' for n in engines.names())}")
     return engine, Path(directory)

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from moeopt import engines
 from moeopt.api import load
 from moeopt.cli import options as o
 from moeopt.core.shape import MoEShape
 from moeopt.devices import open_device
-from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
 from moeopt.export.write import refuse_unmeasured
@@ -62,7 +62,7 @@ def verify_command(
     ] = None,
 ) -> None:
     """Let default, existing and tuned configs take turns, and keep what is better than noise."""
-    engine = check_engine(given.engine)
+    engine = engines.get(given.engine).name
     check_file(json_path)
     if export is not None:
         check_writable(export)
@@ -90,7 +90,7 @@ def verify_command(
         written = []
         if export is not None:
             up, down = outcome.configs()
-            joint = engine == "vllm"
+            joint = not engines.get(engine).split
             written = export_configs(
                 engine, export, device.shape, device.gpu.name, triton or device.info.triton, up, None if joint else down
             )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from moeopt import engines
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, by_severity
 from moeopt.doctor.directory import check_directory, judge_directory, lookup_findings
-from moeopt.doctor.scan import LogFacts, scan_log
+from moeopt.doctor.scan import scan_log
 from moeopt.doctor.verdict import asked_paths, engine_of, judge_log
-from moeopt.engines.names import Engine
+from moeopt.engines.log import LogFacts
 from moeopt.errors import InvalidInputError, UnknownGpuError
-from moeopt.export.install import VARIABLES
 from moeopt.export.lookup import config_root, find_config_files
-from moeopt.export.names import full_gpu_name, parse_version_directory
+from moeopt.export.names import full_gpu_name
 
 __all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "LogFacts", "diagnose", "engine_of", "scan_log"]
 
@@ -24,7 +24,7 @@ def diagnose(
     log: str | Path | LogFacts | None = None,
     config_dir: str | Path | None = None,
     *,
-    engine: Engine | None = None,
+    engine: str | None = None,
     shape: MoEShape | None = None,
     gpu_name: str | None = None,
     triton_version: str | None = None,
@@ -35,7 +35,7 @@ def diagnose(
     Args:
         log: A server's output, or what :func:`scan_log` read of it; ``-`` is standard input.
         config_dir: A directory with config files.
-        engine: ``sglang`` or ``vllm``; None finds out.
+        engine: Its name; None finds out.
         shape: The layer as one GPU sees it.
         gpu_name: The server's GPU as torch reports it.
         triton_version: Of the server.
@@ -70,6 +70,7 @@ def _beside(facts: LogFacts, answer: Diagnosis, config_dir: str | Path, triton_v
     """What the directory has for the layers that the server asked for."""
     if answer.engine is None:
         return []
+    spec = engines.get(answer.engine)
     root = config_root(answer.engine, config_dir)
     findings = []
     asked = asked_paths(facts)
@@ -80,7 +81,7 @@ def _beside(facts: LogFacts, answer: Diagnosis, config_dir: str | Path, triton_v
                 "warning",
                 "other_directory",
                 f"The server looked in {', '.join(sorted(map(str, looked)))}, not in {root}: start it with "
-                f"{VARIABLES[answer.engine]}={root}.",
+                f"{spec.variable}={root}.",
             )
         )
     for layer in answer.layers:
@@ -88,9 +89,9 @@ def _beside(facts: LogFacts, answer: Diagnosis, config_dir: str | Path, triton_v
             continue
         version = triton_version
         if version is None and layer.up_path is not None:
-            numbers = parse_version_directory(layer.up_path.parent.name)
+            numbers = spec.layout.version_of(layer.up_path.parent.name)
             version = ".".join(map(str, numbers)) if numbers else None
-        if version is None and answer.engine == "sglang":
+        if version is None and spec.layout.versioned:
             continue
         lookup = find_config_files(answer.engine, root, layer.name, version or "0")
         if lookup.tuned:

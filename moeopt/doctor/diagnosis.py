@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from moeopt.engines.names import Engine
 from moeopt.export.names import ConfigName
 from moeopt.export.read import Severity
 
@@ -93,7 +92,7 @@ class Diagnosis:
 
     code: str
     verdict: str
-    engine: Engine | None
+    engine: str | None
     backend: str | None = None
     layers: tuple[LayerState, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moeopt import engines
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.doctor.commands import tune_commands
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, State, by_severity
-from moeopt.engines.names import Engine
+from moeopt.engines import EngineSpec
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import How, Lookup, config_root, find_config_files, guess_engine
-from moeopt.export.names import ConfigName, parse_version_directory
+from moeopt.export.names import ConfigName
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
 
 _MOST_PROBLEMS_A_FILE = 6
 _STATES: dict[How, State] = {"exact": "tuned", "fallback": "fallback", "up_file": "up_file", "missing": "default"}
 
 
-def check_directory(directory: str | Path, engine: Engine | None = None, gpu: GpuSpec | None = None) -> list[Finding]:
+def check_directory(directory: str | Path, engine: str | None = None, gpu: GpuSpec | None = None) -> list[Finding]:
     """A finding for each problem of each file.
 
     Args:
@@ -29,38 +30,33 @@ def check_directory(directory: str | Path, engine: Engine | None = None, gpu: Gp
     Raises:
         InvalidInputError: It is no directory.
     """
-    engine = engine or guess_engine(directory)
-    root = config_root(engine, directory)
+    spec = engines.get(engine or guess_engine(directory))
+    root = config_root(spec.name, directory)
     if not root.is_dir():
         raise InvalidInputError(f"{root} is no directory: give one with config files")
     findings: list[Finding] = []
     files: dict[Path, ConfigFile] = {}
-    for path in _config_files(root, engine):
-        files[path] = read_config_file(path, engine=engine)
+    for path in _config_files(root, spec):
+        files[path] = read_config_file(path, engine=spec.name)
         findings += _findings(files[path].problems)
-    if engine == "sglang":
-        for path, file in files.items():
-            if file.name is not None and file.name.down:
-                up = files.get(path.with_name(str(file.name.for_role("up"))))
-                findings += _findings(check_pair(up, file)) if up is not None else [_down_alone(path)]
-        for found in sorted((root / "configs").glob("triton_*")):
-            if found.is_dir() and parse_version_directory(found.name) is None:
-                findings.append(
-                    Finding(
-                        "error",
-                        "bad_directory",
-                        f"{found.name} is no Triton version in numbers: SGLang's loader raises ValueError for every "
-                        "file that it does not find at once. Rename it.",
-                        (Evidence(str(found)),),
-                    )
-                )
+    for path, file in files.items():
+        if file.name is not None and file.name.down:
+            up = files.get(path.with_name(str(file.name.for_role("up"))))
+            findings += _findings(check_pair(up, file)) if up is not None else [_down_alone(path)]
+    for found in spec.layout.version_folders(root):
+        if spec.layout.version_of(found.name) is None:
+            message = (
+                f"{found.name} is no Triton version in numbers: {spec.title}'s loader raises ValueError for every "
+                "file that it does not find at once. Rename it."
+            )
+            findings.append(Finding("error", "bad_directory", message, (Evidence(str(found)),)))
     return findings
 
 
 def judge_directory(
     directory: str | Path,
     *,
-    engine: Engine | None = None,
+    engine: str | None = None,
     shape: MoEShape | None = None,
     name: ConfigName | None = None,
     gpu: GpuSpec | None = None,
@@ -77,22 +73,25 @@ def judge_directory(
         name: The name that a server asked for, instead of shape and GPU.
         gpu: The server's GPU where the table knows it.
         gpu_name: Its name as torch reports it.
-        triton_version: Of the server; not needed for vLLM.
+        triton_version: Of the server, where its engine looks at it.
         model: The model's directory, for the command to run next.
 
     Raises:
         InvalidInputError: It is no directory, or too little was given to say which file would be read.
     """
     engine = engine or guess_engine(directory)
+    spec = engines.get(engine)
     findings = check_directory(directory, engine, gpu)
     if shape is not None and name is None:
         if gpu_name is None:
             raise InvalidInputError("--gpu is missing: the file's name has the GPU's, as torch reports it")
         name = ConfigName.of(engine, shape, gpu_name)
     if name is None:
-        return _only_checked(directory, engine, findings)
-    if triton_version is None and engine == "sglang":
-        raise InvalidInputError("--triton is missing: SGLang looks in the directory of the server's Triton version")
+        return _only_checked(directory, spec, findings)
+    if triton_version is None and spec.layout.versioned:
+        raise InvalidInputError(
+            f"--triton is missing: {spec.title} looks in the directory of the server's Triton version"
+        )
     lookup = find_config_files(engine, directory, name, triton_version or "0")
     first = lookup_findings(lookup)
     state = LayerState(
@@ -106,7 +105,7 @@ def judge_directory(
         for f in findings
     ]
     broken = any(f.severity == "error" and any(e.text in read for e in f.evidence) for f in rest)
-    title = {"sglang": "SGLang", "vllm": "vLLM"}[engine]
+    title = spec.title
     if lookup.tuned and not broken:
         code, verdict = "tuned", f"Tuned: {title} reads {lookup.name} from {lookup.root}."
     elif lookup.up.how == "missing":
@@ -115,12 +114,13 @@ def judge_directory(
         code, verdict = "broken", f"Broken: {title} reads {lookup.name} from {lookup.root}, and cannot use all of it."
     else:
         code, verdict = "fallback", f"Half tuned: {title} reads {lookup.up.path}, which is not all that it asks for."
-    after = () if code == "tuned" else tune_commands(engine, None, lookup.name, shape, model)
+    after = () if code == "tuned" else tune_commands(spec, None, lookup.name, shape, model)
     return Diagnosis(code, verdict, engine, None, (state,), by_severity(first + rest), after)
 
 
 def lookup_findings(lookup: Lookup) -> list[Finding]:
     """What a lookup says: files that are missing or stand in, and near misses."""
+    spec = engines.get(lookup.engine)
     findings = []
     for found in (lookup.up, lookup.down):
         if found.how == "missing" and found.role == "up":
@@ -135,43 +135,43 @@ def lookup_findings(lookup: Lookup) -> list[Finding]:
                     (Evidence(str(found.path)),),
                 )
             )  # fmt: skip
-        elif found.how == "up_file" and lookup.engine == "sglang":
+        elif found.how == "up_file" and spec.split:
             findings.append(
                 Finding("warning", "down_reuses_up", f"The down projection takes up's file: there is no {found.asked}.")
             )
     for name in lookup.obstacles:
         findings.append(
             Finding(
-                "error", "bad_directory", f"SGLang's loader raises ValueError over the directory {name}: rename it."
+                "error",
+                "bad_directory",
+                f"{spec.title}'s loader raises ValueError over the directory {name}: rename it.",
             )
         )
-    if lookup.up.how != "exact" or (lookup.down.how != "exact" and lookup.engine == "sglang"):
+    if not lookup.tuned:
         for miss in lookup.near_misses:
             findings.append(Finding("note", "near_miss", f"Not read: {miss.why}.", (Evidence(str(miss.path)),)))
     return findings
 
 
-def _only_checked(directory: str | Path, engine: Engine, findings: list[Finding]) -> Diagnosis:
-    count = len(_config_files(config_root(engine, directory), engine))
+def _only_checked(directory: str | Path, spec: EngineSpec, findings: list[Finding]) -> Diagnosis:
+    count = len(_config_files(config_root(spec.name, directory), spec))
     if count == 0:
-        findings = [Finding("error", "empty", f"{directory} holds no config file of {engine}."), *findings]
+        findings = [Finding("error", "empty", f"{directory} holds no config file of {spec.name}."), *findings]
     bad = {e.text for f in findings if f.severity != "note" for e in f.evidence}
     if any(f.severity != "note" for f in findings):
-        code, verdict = "problems", f"{len(bad)} of {count} {engine} config files in {directory} have problems."
+        code, verdict = "problems", f"{len(bad)} of {count} {spec.name} config files in {directory} have problems."
     else:
+        given = "a shape, --gpu and --triton"
         code, verdict = (
             "checked",
-            (
-                f"{count} {engine} config files in {directory} are sound; give a shape, --gpu and --triton to hear "
-                "which one is read."
-            ),
+            f"{count} {spec.name} config files in {directory} are sound; give {given} to hear which one is read.",
         )
-    return Diagnosis(code, verdict, engine, None, (), by_severity(findings))
+    return Diagnosis(code, verdict, spec.name, None, (), by_severity(findings))
 
 
-def _config_files(root: Path, engine: Engine) -> list[Path]:
-    patterns = ("E=*.json", "configs/*/E=*.json", "configs/E=*.json") if engine == "sglang" else ("E=*.json",)
-    return sorted({path for pattern in patterns for path in root.glob(pattern) if ",backend=" not in path.name})
+def _config_files(root: Path, spec: EngineSpec) -> list[Path]:
+    paths = {path for folder in spec.layout.folders for path in root.glob(folder + spec.names.pattern)}
+    return sorted(path for path in paths if ",backend=" not in path.name)
 
 
 def _findings(problems: tuple[Problem, ...] | list[Problem]) -> list[Finding]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.doctor.diagnosis import Evidence, Finding
-from moeopt.doctor.scan import LogFacts
-from moeopt.engines.names import Engine
+from moeopt.engines import EngineSpec
+from moeopt.engines.log import LogFacts
 from moeopt.export.names import ConfigName
 
 
-def event_findings(facts: LogFacts) -> list[Finding]:
+def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
     findings = []
     for event in facts.of("out_of_resource"):
         findings.append(
@@ -21,27 +21,27 @@ def event_findings(facts: LogFacts) -> list[Finding]:
                 "directory with moeopt doctor --config-dir.", (Evidence(event.text, event.line),),
             )
         )  # fmt: skip
-    if clashes := facts.of("sglang_block_m"):
+    if clashes := facts.of("block_m"):
         findings.append(
             Finding(
                 "warning", "block_m",
-                "The up and down files differ in BLOCK_SIZE_M: SGLang runs down with up's value, which nobody "
+                f"The up and down files differ in BLOCK_SIZE_M: {spec.title} runs down with up's value, which nobody "
                 "measured. Export both files together.", tuple(Evidence(e.text, e.line) for e in clashes[:3]),
             )
         )  # fmt: skip
-    for event in facts.of("bad_version_directory"):
+    for event in facts.of("bad_directory"):
         findings.append(
             Finding(
                 "error", "bad_directory",
-                f"A directory triton_* whose rest is not numbers ({event.values['text']!r}) may have made SGLang's "
-                "loader raise: rename it.", (Evidence(event.text, event.line),),
+                f"A directory triton_* whose rest is not numbers ({event.values['text']!r}) may have made "
+                f"{spec.title}'s loader raise: rename it.", (Evidence(event.text, event.line),),
             )
         )  # fmt: skip
     return findings
 
 
 def shape_findings(
-    facts: LogFacts, names: list[ConfigName], shape: MoEShape | None, gpu: GpuSpec | None, engine: Engine
+    facts: LogFacts, names: list[ConfigName], shape: MoEShape | None, gpu: GpuSpec | None, engine: str
 ) -> list[Finding]:
     if shape is None or not names:
         return []

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from moeopt.doctor.diagnosis import Evidence, Finding, LayerState, State
-from moeopt.doctor.scan import Event, LogFacts
-from moeopt.engines.names import Engine
+from moeopt.engines import EngineSpec
+from moeopt.engines.log import Event, LogFacts
 from moeopt.errors import InvalidInputError
 from moeopt.export.names import ConfigName
-
-SGLANG_CONFIG_EVENTS: Final = (
-    "sglang_used",
-    "sglang_fallback",
-    "sglang_down_reuses_up",
-    "sglang_default",
-    "sglang_deterministic",
-)
-VLLM_CONFIG_EVENTS: Final = ("vllm_used", "vllm_default")
 
 
 @dataclass
@@ -34,32 +26,32 @@ class _Layer:
             self.paths.setdefault((role, state), Path(path))
 
 
+_STATES: Final[Mapping[str, State]] = {
+    "used": "tuned",
+    "fallback": "fallback",
+    "up_file": "up_file",
+    "default": "default",
+}
 # Of several states seen for one file the worst counts: some rank or node is in it.
 _WORST: Final[tuple[State, ...]] = ("default", "fallback", "up_file", "tuned")
 
 
-def layers_of(facts: LogFacts, engine: Engine) -> tuple[list[LayerState], list[Finding]]:
+def layers_of(facts: LogFacts, spec: EngineSpec) -> tuple[list[LayerState], list[Finding]]:
     """What the server does for each shape, and a finding for each shape whose ranks disagree."""
     layers: dict[str, _Layer] = {}
-    for event in facts.of(*(SGLANG_CONFIG_EVENTS if engine == "sglang" else VLLM_CONFIG_EVENTS)):
+    for event in facts.of(*_STATES):
         path = event.values.get("asked") or event.values.get("path")
-        name = _name(path, engine)
-        if event.kind == "sglang_deterministic" or (path is None and _named(layers)):
+        name = _name(path, spec.name)
+        if path is None and _named(layers):
             continue  # it says nothing that a line with a path does not
         up_name = name.for_role("up") if name else None
         layer = layers.setdefault(str(up_name) if up_name else Path(path or "").name, _Layer(up_name))
-        role = "down" if name is not None and name.down else "up"
-        if event.kind in ("sglang_used", "vllm_used"):
-            layer.see(role, "tuned", event, event.values["path"])
-        elif event.kind == "sglang_fallback":
-            layer.see(role, "fallback", event, event.values["path"])
-        elif event.kind == "sglang_down_reuses_up":
-            layer.see("down", "up_file", event, path)
-        else:
-            layer.see(role, "default", event, path)
+        state = _STATES[event.kind]
+        role = "down" if state == "up_file" or (name is not None and name.down) else "up"
+        layer.see(role, state, event, event.values.get("path") or path)
     states, findings = [], []
     for layer in layers.values():
-        states.append(_state(layer, engine))
+        states.append(_state(layer, spec))
         for role in ("up", "down"):
             seen: dict[State, Event] = {s: event for s, event in layer.states[role].items() if s != "up_file"}
             if len(seen) > 1:
@@ -67,16 +59,16 @@ def layers_of(facts: LogFacts, engine: Engine) -> tuple[list[LayerState], list[F
     return states, findings
 
 
-def _state(layer: _Layer, engine: Engine) -> LayerState:
+def _state(layer: _Layer, spec: EngineSpec) -> LayerState:
     up, down = _worst(layer.states["up"]), _worst(layer.states["down"])
-    if engine == "vllm":
+    if not spec.split:
         down = "up_file" if up == "tuned" else up
     return LayerState(
         name=layer.name,
         up=up,
         down=down,
         up_path=layer.paths.get(("up", up)),
-        down_path=layer.paths.get(("down", down)) if engine == "sglang" else layer.paths.get(("up", up)),
+        down_path=layer.paths.get(("down", down)) if spec.split else layer.paths.get(("up", up)),
     )
 
 
@@ -99,7 +91,7 @@ def _disagreement(layer: _Layer, role: str, seen: dict[State, Event]) -> Finding
     )
 
 
-def _name(path: str | None, engine: Engine) -> ConfigName | None:
+def _name(path: str | None, engine: str) -> ConfigName | None:
     if path is None:
         return None
     try:

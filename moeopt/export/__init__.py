@@ -1,19 +1,16 @@
 """Files that the engines read: names, writing, reading, finding, installing."""
 
-from moeopt.engines.names import ENGINES, Engine
 from moeopt.export.extra_batch_sizes import InterpolatedTimes, Ladder, Rung, find_rungs, with_rungs
 from moeopt.export.importer import ExistingConfigs, import_configs
 from moeopt.export.install import Installed, install_configs, start_line
 from moeopt.export.lookup import Lookup, find_config_files
-from moeopt.export.names import ConfigName, device_file_name, device_relatives, version_directory
+from moeopt.export.names import ConfigName, device_relatives
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
 from moeopt.export.write import export_configs
 
 __all__ = [
-    "ENGINES",
     "ConfigFile",
     "ConfigName",
-    "Engine",
     "ExistingConfigs",
     "Installed",
     "InterpolatedTimes",
@@ -22,7 +19,6 @@ __all__ = [
     "Problem",
     "Rung",
     "check_pair",
-    "device_file_name",
     "device_relatives",
     "export_configs",
     "find_config_files",
@@ -31,6 +27,5 @@ __all__ = [
     "install_configs",
     "read_config_file",
     "start_line",
-    "version_directory",
     "with_rungs",
 ]

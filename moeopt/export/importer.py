@@ -8,7 +8,6 @@ from pathlib import Path
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape, Role
-from moeopt.engines.names import check_engine
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import Lookup, find_config_files
 from moeopt.export.names import ConfigName, nearest_key
@@ -52,7 +51,7 @@ def import_configs(
     """Reads what an engine would read from a directory for a shape.
 
     Args:
-        engine: ``sglang`` or ``vllm``.
+        engine: Its name.
         directory: With the engine's files.
         shape: The layer as one GPU sees it.
         gpu: The GPU, or its name as torch reports it.
@@ -61,7 +60,6 @@ def import_configs(
     Raises:
         InvalidInputError: There is no such file, or it is broken; one line with the first problem.
     """
-    engine = check_engine(engine)
     spec = gpu if isinstance(gpu, GpuSpec) else None
     name = ConfigName.of(engine, shape, gpu.name if isinstance(gpu, GpuSpec) else gpu)
     lookup = find_config_files(engine, directory, name, triton_version)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from moeopt import engines
 from moeopt.core.shape import ROLES, Role
-from moeopt.engines.names import Engine, check_engine
+from moeopt.engines import EngineSpec
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import ConfigName, device_relatives, parse_version_directory, version_directory
+from moeopt.export.names import ConfigName, device_relatives, spelled_by
 
 How = Literal["exact", "fallback", "up_file", "missing"]
 _MOST_NEAR_MISSES: Final = 8
@@ -23,7 +24,7 @@ class RoleLookup:
         role: Which.
         asked: The path it looks for first.
         path: The file it reads, or None where it takes its default config.
-        how: ``exact``: the file asked for; ``fallback``: of another Triton version (SGLang);
+        how: ``exact``: the file asked for; ``fallback``: of another Triton version;
             ``up_file``: up's file serves down, too; ``missing``: none.
         version: The Triton version of a fallback.
     """
@@ -56,15 +57,15 @@ class Lookup:
 
     Attributes:
         engine: Which.
-        root: What SGLANG_MOE_CONFIG_DIR or VLLM_TUNED_CONFIG_FOLDER has to name.
+        root: What the engine's variable has to name.
         name: The name that is asked for (up).
         up: For the up projection.
-        down: For the down projection; vLLM reads up's file for it.
+        down: For the down projection, which may have up's file.
         near_misses: Files that look as if they were meant, nearest first.
-        obstacles: Directory names that make SGLang's loader raise.
+        obstacles: Directory names that make the engine's loader raise.
     """
 
-    engine: Engine
+    engine: str
     root: Path
     name: ConfigName
     up: RoleLookup
@@ -75,25 +76,16 @@ class Lookup:
     @property
     def tuned(self) -> bool:
         """Whether both projections have a file of this very Triton version."""
-        return self.up.how == "exact" and self.down.how in (("exact",) if self.engine == "sglang" else ("up_file",))
+        return self.up.how == "exact" and self.down.how == ("exact" if engines.get(self.engine).split else "up_file")
 
 
 def config_root(engine: str, directory: str | Path) -> Path:
-    """The directory that the engine's environment variable has to name.
-
-    For SGLang a ``configs`` directory, or one of its ``triton_X_Y_Z``, is taken for its root.
-    """
-    path = Path(directory)
-    if check_engine(engine) == "sglang":
-        if path.name.startswith("triton_") and path.parent.name == "configs":
-            return path.parent.parent
-        if path.name == "configs":
-            return path.parent
-    return path
+    """The directory that the engine's environment variable has to name for the files in or below this one."""
+    return engines.get(engine).layout.root(Path(directory))
 
 
-def guess_engine(directory: str | Path) -> Engine:
-    """Whose directory it is: SGLang's have ``triton_X_Y_Z`` directories.
+def guess_engine(directory: str | Path) -> str:
+    """Whose directory it is: by directories that only one engine has, else by names that only one spells so.
 
     Raises:
         InvalidInputError: It is no directory.
@@ -101,51 +93,49 @@ def guess_engine(directory: str | Path) -> Engine:
     path = Path(directory)
     if not path.is_dir():
         raise InvalidInputError(f"{path} is no directory: give one with config files")
-    inside = path if path.name == "configs" else path / "configs"
-    if path.name.startswith("triton_") or (inside.is_dir() and any(inside.glob("triton_*"))):
-        return "sglang"
-    return "sglang" if any(_is_sglang(p.name) for p in path.glob("E=*.json")) else "vllm"
+    for spec in engines.every():
+        if spec.layout.marks(path):
+            return spec.name
+    spellers = [spelled_by(file.name) for file in path.iterdir()]
+    alone = {specs[0].name for specs in spellers if len(specs) == 1}
+    flat = [spec.name for spec in engines.every() if not spec.layout.versioned]
+    return next((name for name in (*engines.names(), *flat) if name in alone), flat[0])
 
 
 def find_config_files(engine: str, directory: str | Path, name: ConfigName, triton_version: str) -> Lookup:
     """What an engine reads from a directory for one layer.
 
     Args:
-        engine: ``sglang`` or ``vllm``.
+        engine: Its name.
         directory: With the files; see :func:`config_root`.
         name: As :meth:`ConfigName.of` builds it.
-        triton_version: Of the server (vLLM does not look at it).
+        triton_version: Of the server, where the engine looks at it.
 
     Raises:
         InvalidInputError: It is no directory.
     """
-    engine = check_engine(engine)
+    spec = engines.get(engine)
     root = config_root(engine, directory)
     if not root.is_dir():
         raise InvalidInputError(f"{root} is no directory: give one with config files")
     name = name.for_role("up")
+    up, down = (_find(spec, root, name.for_role(role), role, triton_version) for role in ROLES)
+    if up.path is not None and (down.how == "missing" or not spec.split):
+        down = RoleLookup("down", down.asked, up.path, "up_file", up.version)
     obstacles: tuple[str, ...] = ()
-    if engine == "vllm":
-        asked = root / str(name)
-        there = asked.is_file()
-        up = RoleLookup("up", asked, asked if there else None, "exact" if there else "missing")
-        down = RoleLookup("down", asked, up.path, "up_file" if there else "missing")
-    else:
-        up, down = (_sglang(root, name.for_role(role), role, triton_version) for role in ROLES)
-        if down.how == "missing" and up.path is not None:
-            down = RoleLookup("down", down.asked, up.path, "up_file", up.version)
-        if up.how != "exact" or down.how != "exact":
-            obstacles = tuple(d.name for d in _version_directories(root) if parse_version_directory(d.name) is None)
-    read = {up.path, down.path}
-    misses = _near_misses(engine, root, name, triton_version, read)
+    if up.how != "exact" or down.how != "exact":
+        folders = [d.name for d in spec.layout.version_folders(root)]
+        obstacles = tuple(folder for folder in folders if spec.layout.version_of(folder) is None)
+    misses = _near_misses(spec, root, name, triton_version, {up.path, down.path})
     return Lookup(engine, root, name, up, down, misses, obstacles)
 
 
-def _sglang(root: Path, name: ConfigName, role: Role, triton_version: str) -> RoleLookup:
-    exact = root / "configs" / version_directory(triton_version) / str(name)
+def _find(spec: EngineSpec, root: Path, name: ConfigName, role: Role, triton_version: str) -> RoleLookup:
+    exact = spec.layout.place(root, triton_version) / str(name)
     if exact.is_file():
         return RoleLookup(role, exact, exact, "exact")
-    versions = [(v, d) for d in _version_directories(root) if (v := parse_version_directory(d.name)) is not None]
+    folders = spec.layout.version_folders(root)
+    versions = [(v, d) for d in folders if (v := spec.layout.version_of(d.name)) is not None]
     for version, directory in sorted(versions, reverse=True):
         if (directory / str(name)).is_file():
             text = ".".join(map(str, version))
@@ -153,34 +143,37 @@ def _sglang(root: Path, name: ConfigName, role: Role, triton_version: str) -> Ro
     return RoleLookup(role, exact, None, "missing")
 
 
-def _version_directories(root: Path) -> list[Path]:
-    return sorted(d for d in (root / "configs").glob("triton_*") if d.is_dir())
-
-
 def _near_misses(
-    engine: Engine, root: Path, asked: ConfigName, triton_version: str, read: set[Path | None]
+    spec: EngineSpec, root: Path, asked: ConfigName, triton_version: str, read: set[Path | None]
 ) -> tuple[NearMiss, ...]:
     found = []
-    wanted_place = root / "configs" / version_directory(triton_version) if engine == "sglang" else root
-    patterns = ("*.json", "configs/*.json", "configs/*/*.json", "*/*.json") if engine == "sglang" else ("*.json",)
-    for path in sorted({p for pattern in patterns for p in root.glob(pattern)}):
+    wanted_place = spec.layout.place(root, triton_version)
+    folders = (*spec.layout.folders, "*/") if spec.layout.versioned else spec.layout.folders
+    for path in sorted({path for folder in folders for path in root.glob(f"{folder}*.json")}):
         if path in read:
             continue
-        try:
-            name = ConfigName.parse(path.name)
-        except InvalidInputError:
+        name = _parsed(path.name, spec.name) or _parsed(path.name, None)
+        if name is None:
             continue
         reasons = _differences(asked, name)
-        if engine == "sglang" and path.parent != wanted_place:
-            version = parse_version_directory(path.parent.name)
+        if spec.layout.versioned and path.parent != wanted_place:
+            version = spec.layout.version_of(path.parent.name)
             if version is None:
-                reasons.append(f"it lies in {path.parent.name!r}, not in configs/{wanted_place.name}")
+                place = wanted_place.relative_to(root).as_posix()
+                reasons.append(f"it lies in {path.parent.name!r}, not in {place}")
             else:
                 reasons.append(f"it is of Triton {'.'.join(map(str, version))}, not {triton_version}")
         if reasons and (len(reasons) == 1 or (len(reasons) == 2 and _same_size(asked, name))):
             found.append(NearMiss(path, "; ".join(reasons), len(reasons)))
     found.sort(key=lambda miss: (miss.differences, miss.path.name, str(miss.path)))
     return tuple(found[:_MOST_NEAR_MISSES])
+
+
+def _parsed(text: str, engine: str | None) -> ConfigName | None:
+    try:
+        return ConfigName.parse(text, engine)
+    except InvalidInputError:
+        return None
 
 
 def _same_size(asked: ConfigName, name: ConfigName) -> bool:
@@ -231,11 +224,3 @@ def _size(asked: int, there: int) -> str:
     elif there and asked and (there % asked == 0 or asked % there == 0):
         why = " (another tensor-parallel size)"
     return f"N is {there}, asked is {asked}{why}"
-
-
-def _is_sglang(name: str) -> bool:
-    try:
-        parsed = ConfigName.parse(name)
-    except InvalidInputError:
-        return False
-    return parsed.engine == "sglang" and (parsed.down or parsed.per_channel or parsed.block_shape is not None)

@@ -8,28 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from moeopt import engines
 from moeopt.core.config import PARAMETERS, LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import MoEShape
-from moeopt.engines.names import Engine
+from moeopt.engines import EngineSpec
+from moeopt.engines.spec import TRITON_STAGES, TRITON_WARPS
 from moeopt.errors import InvalidInputError, UnknownGpuError
-from moeopt.export.names import KNOWN_DTYPES, ConfigName, nearest_key, parse_version_directory
+from moeopt.export.names import ConfigName, nearest_key
 
 Severity = Literal["error", "warning", "note"]
+_Found = tuple[Severity, str, str]
 
 # Batch sizes up to here are looked at where two files are compared; chunks of prefill are seldom larger.
 LARGEST_BATCH: Final = 8192
 _ASKED_FOR: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 # What Triton takes where an entry does not say.
-_TRITON_DEFAULTS: Final = {"num_warps": 4, "num_stages": 3}
+_TRITON_DEFAULTS: Final = {"num_warps": TRITON_WARPS, "num_stages": TRITON_STAGES}
 _POWERS_OF_TWO: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
-# Beyond the launch parameters that the engine takes.
-_MORE_KEYS: Final[Mapping[Engine, tuple[str, ...]]] = {"sglang": ("num_ctas",), "vllm": ("num_ctas", "SPLIT_K")}
-_KEYS: Final[Mapping[Engine, frozenset[str]]] = {
-    engine: frozenset([*more, *(key for key, row in PARAMETERS.items() if row.taken_by(engine))])
-    for engine, more in _MORE_KEYS.items()
-}
 _AMD_KEYS: Final = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
 # What weight-only kernels need in shared memory depends on how Triton unpacks the weights.
 _EXACT_RULE: Final = ("bf16", "fp16", "fp8_w8a8", "int8_w8a8")
@@ -70,12 +67,12 @@ class ConfigFile:
         engine: Whose rules it was read by, or None where even the name does not tell.
         name: What its name says, or None where no engine reads such a name.
         entries: Batch size -> entry as it is in the file, in the order of the file; only entries that are objects.
-        triton_version: What vLLM's tuner noted in it, or None.
+        triton_version: What the engine's tuner noted in it, or None.
         problems: What is wrong.
     """
 
     path: Path
-    engine: Engine | None
+    engine: str | None
     name: ConfigName | None
     entries: Mapping[int, Mapping[str, Any]]
     triton_version: str | None
@@ -109,7 +106,7 @@ def to_config(entry: Mapping[str, Any]) -> LaunchConfig:
     return LaunchConfig.from_dict({**_TRITON_DEFAULTS, **values})
 
 
-def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: GpuSpec | None = None) -> ConfigFile:
+def read_config_file(path: str | Path, *, engine: str | None = None, gpu: GpuSpec | None = None) -> ConfigFile:
     """Reads and checks one file.
 
     Args:
@@ -126,8 +123,8 @@ def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: Gpu
         raw = path.read_bytes()
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read ({error.strerror or error}): give a config file") from None
-    if engine is None and path.parent.name.startswith("triton_"):
-        engine = "sglang"
+    if engine is None:
+        engine = next((s.name for s in engines.every() if s.layout.is_version(path.parent.name)), None)
     problems: list[Problem] = []
 
     def add(severity: Severity, code: str, message: str, batch_size: int | None = None) -> None:
@@ -137,13 +134,15 @@ def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: Gpu
     try:
         name = ConfigName.parse(path.name, engine)
         engine = name.engine
-        if name.dtype not in KNOWN_DTYPES[engine]:
-            known = ", ".join(sorted(d for d in KNOWN_DTYPES[engine] if d))
+        words = engines.get(engine).names.known_words
+        if name.dtype not in words:
+            known = ", ".join(sorted(filter(None, words)))
             add("error", "name", f"{engine} never asks for dtype={name.dtype}: it knows {known}, and none for bf16")
     except InvalidInputError as error:
         add("error", "name", str(error))
-    if engine == "sglang" and parse_version_directory(path.parent.name) is None:
-        add("error", "place", f"it lies in {path.parent.name!r}: SGLang looks in configs/triton_X_Y_Z/ only")
+    spec = engines.get(engine) if engine is not None else None
+    if spec is not None and spec.layout.versioned and spec.layout.version_of(path.parent.name) is None:
+        add("error", "place", f"it lies in {path.parent.name!r}: {spec.title} looks in {spec.layout.example} only")
 
     data = _load(raw, add)
     entries: dict[int, Mapping[str, Any]] = {}
@@ -151,8 +150,8 @@ def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: Gpu
     for key, value in data.items():
         if key == "triton_version":
             noted_version = str(value)
-            if engine == "sglang":
-                add("error", "triton_version", "key 'triton_version' makes SGLang raise ValueError: remove it")
+            if spec is not None and not spec.notes_triton_version:
+                add("error", "triton_version", f"key {key!r} makes {spec.title} raise ValueError: remove it")
             continue
         batch_size = _batch_size(key)
         if batch_size is None:
@@ -169,7 +168,7 @@ def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: Gpu
         gpu = _gpu_of(name)
     shape = _shape_of(name) if name is not None else None
     for batch_size, entry in entries.items():
-        for severity, code, message in check_entry(entry, engine, name, shape, gpu):
+        for severity, code, message in check_entry(entry, spec, name, shape, gpu):
             add(severity, code, message, batch_size)
     if len(entries) == 1:
         add(
@@ -180,75 +179,87 @@ def read_config_file(path: str | Path, *, engine: Engine | None = None, gpu: Gpu
 
 def check_entry(
     entry: Mapping[str, Any],
-    engine: Engine | None,
+    spec: EngineSpec | None,
     name: ConfigName | None,
     shape: MoEShape | None,
     gpu: GpuSpec | None,
-) -> Iterator[tuple[Severity, str, str]]:
-    """What is wrong with one entry, as (severity, code, message)."""
-    allowed = _KEYS[engine] if engine else _KEYS["sglang"] | _KEYS["vllm"]
+) -> Iterator[_Found]:
+    """What is wrong with one entry, as (severity, code, message); by the rules of all engines where none is known."""
     amd = name is not None and not name.device.startswith("NVIDIA")
-    for key in entry:
-        if key in _AMD_KEYS and not amd:
-            yield (
-                "error",
-                "unknown_key",
-                f"key {key!r} is for AMD GPUs: an NVIDIA GPU's launch fails; it is a wrong file",
-            )
-        elif key not in allowed and key not in _AMD_KEYS:
-            known = ", ".join(k for k in PARAMETERS if k in allowed)
-            yield "error", "unknown_key", f"key {key!r} is unknown to {engine or 'both engines'}: it takes {known}"
-    bad = False
-    for key in _ASKED_FOR:
-        if key not in entry:
-            bad = True
-            yield "error", "missing_key", f"key {key!r} is missing: the launch fails; tune it again"
-    for key in entry:
-        value = entry[key]
-        if key in _KEYS["vllm"] or key in _ASKED_FOR:
-            least = 0 if key == "maxnreg" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                bad = True
-                yield "error", "value", f"{key} is {json.dumps(value)[:40]}: give a whole number of at least {least}"
-            elif key in _POWERS_OF_TWO and value & (value - 1):
-                bad = True
-                yield "error", "value", f"{key} is {value}: Triton takes powers of two only"
-        elif key == "USE_TMA" and not isinstance(value, bool):
-            yield "error", "value", f"USE_TMA is {json.dumps(value)[:40]}: give true or false"
+    yield from _unknown_keys(entry, spec, amd)
+    bad = list(_bad_values(entry))
+    yield from bad
+    if not isinstance(entry.get("USE_TMA", False), bool):
+        yield "error", "value", f"USE_TMA is {json.dumps(entry['USE_TMA'])[:40]}: give true or false"
     if bad:
         return
-    if entry.get("SPLIT_K", 1) != 1:
-        yield "warning", "split_k", f"SPLIT_K is {entry['SPLIT_K']}: vLLM runs 1"
+    for other in engines.every():
+        for key, value in other.fixed_keys.items():
+            if entry.get(key, value) != value:
+                yield "warning", key.lower(), f"{key} is {entry[key]}: {other.title} runs {value}"
     if name is not None and name.block_shape:
-        block_k, value = name.block_shape[1], entry["BLOCK_SIZE_K"]
-        if engine == "vllm" and value > block_k:
-            yield "warning", "block_k", f"BLOCK_SIZE_K {value} is over block_k {block_k}: vLLM runs {block_k} instead"
-        elif value > block_k or block_k % value:
-            yield (
-                "error",
-                "block_k",
-                f"BLOCK_SIZE_K {value} does not divide block_k {block_k}: the numbers come out wrong",
-            )
+        yield from _against_block_k(entry["BLOCK_SIZE_K"], name.block_shape[1], spec)
     if shape is not None and gpu is not None and not amd:
-        merged = {**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in PARAMETERS}}
-        if isinstance(merged.get("USE_TMA", False), bool):
-            config = LaunchConfig.from_dict(merged)
-            reason = None
-            # A BLOCK_SIZE_K over block_k has its own line above.
-            if not (shape.block_shape and config.block_size_k > shape.block_shape[1]):
-                reason = illegal_reason(config, shape, "up", gpu)
-            if reason and shape.dtype in _EXACT_RULE:
-                yield (
-                    "error",
-                    "cannot_run",
-                    f"{config} {reason}: the file is of another GPU or dtype than its name says",
-                )
-            elif reason:
-                yield "warning", "cannot_run", f"{config} probably {reason}: the launch may fail; tune on this GPU"
+        yield from _against_gpu(entry, shape, gpu)
+
+
+def _unknown_keys(entry: Mapping[str, Any], spec: EngineSpec | None, amd: bool) -> Iterator[_Found]:
+    allowed = spec.keys if spec is not None else _all_keys()
+    for key in entry:
+        if key in _AMD_KEYS and not amd:
+            message = f"key {key!r} is for AMD GPUs: an NVIDIA GPU's launch fails; it is a wrong file"
+            yield "error", "unknown_key", message
+        elif key not in allowed and key not in _AMD_KEYS:
+            whom = spec.name if spec is not None else " and ".join(engines.names())
+            known = ", ".join(k for k in PARAMETERS if k in allowed)
+            yield "error", "unknown_key", f"key {key!r} is unknown to {whom}: it takes {known}"
+
+
+def _bad_values(entry: Mapping[str, Any]) -> Iterator[_Found]:
+    for key in _ASKED_FOR:
+        if key not in entry:
+            yield "error", "missing_key", f"key {key!r} is missing: the launch fails; tune it again"
+    numbers = _all_keys() - {"USE_TMA"}
+    for key, value in entry.items():
+        least = 0 if key == "maxnreg" else 1
+        if key not in numbers:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            yield "error", "value", f"{key} is {json.dumps(value)[:40]}: give a whole number of at least {least}"
+        elif key in _POWERS_OF_TWO and value & (value - 1):
+            yield "error", "value", f"{key} is {value}: Triton takes powers of two only"
+
+
+def _against_block_k(value: int, block_k: int, spec: EngineSpec | None) -> Iterator[_Found]:
+    if spec is not None and spec.clamps_block_k and value > block_k:
+        message = f"BLOCK_SIZE_K {value} is over block_k {block_k}: {spec.title} runs {block_k} instead"
+        yield "warning", "block_k", message
+    elif value > block_k or block_k % value:
+        message = f"BLOCK_SIZE_K {value} does not divide block_k {block_k}: the numbers come out wrong"
+        yield "error", "block_k", message
+
+
+def _against_gpu(entry: Mapping[str, Any], shape: MoEShape, gpu: GpuSpec) -> Iterator[_Found]:
+    merged = {**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in PARAMETERS}}
+    if not isinstance(merged.get("USE_TMA", False), bool):
+        return
+    config = LaunchConfig.from_dict(merged)
+    # A BLOCK_SIZE_K over block_k has its own line.
+    if shape.block_shape and config.block_size_k > shape.block_shape[1]:
+        return
+    reason = illegal_reason(config, shape, "up", gpu)
+    if reason and shape.dtype in _EXACT_RULE:
+        yield "error", "cannot_run", f"{config} {reason}: the file is of another GPU or dtype than its name says"
+    elif reason:
+        yield "warning", "cannot_run", f"{config} probably {reason}: the launch may fail; tune on this GPU"
+
+
+def _all_keys() -> frozenset[str]:
+    return frozenset[str]().union(*(spec.keys for spec in engines.every()))
 
 
 def check_pair(up: ConfigFile, down: ConfigFile) -> list[Problem]:
-    """Where SGLang would pair an up and a down config that differ in BLOCK_SIZE_M.
+    """Where an engine with a file for each projection would pair configs that differ in BLOCK_SIZE_M.
 
     It then runs the down config with up's BLOCK_SIZE_M: something that nobody measured.
     """
@@ -261,11 +272,11 @@ def check_pair(up: ConfigFile, down: ConfigFile) -> list[Problem]:
     ]
     if not clashes:
         return []
-    first = clashes[0]
+    first, title = clashes[0], engines.get(down.engine or engines.DEFAULT).title
     message = (
         f"BLOCK_SIZE_M is {up.nearest(first).get('BLOCK_SIZE_M')} for up and "
         f"{down.nearest(first).get('BLOCK_SIZE_M')} for down at M={first} ({len(clashes):,} of {LARGEST_BATCH:,} "
-        "batch sizes): SGLang runs down with up's value, which was not measured; export both together"
+        f"batch sizes): {title} runs down with up's value, which was not measured; export both together"
     )
     return [Problem("warning", "block_m", message, down.path, nearest_key(list(down.entries), first))]
 

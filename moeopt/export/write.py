@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import DTYPES, ROLES, MoEShape
-from moeopt.engines.names import Engine, check_engine
+from moeopt.core.shape import ROLES, MoEShape
+from moeopt.engines import EngineSpec
 from moeopt.errors import ExportError, InvalidInputError
-from moeopt.export.names import ConfigName, nearest_key, version_directory
+from moeopt.export.names import ConfigName, nearest_key
 from moeopt.export.read import read_config_file
 from moeopt.files import LockFile, replace_file
 
@@ -38,16 +39,15 @@ def export_configs(
 ) -> list[Path]:
     """Writes the config files of one shape, or merges them into those that are there.
 
-    SGLang gets ``directory/configs/triton_X_Y_Z/`` (so ``directory`` is what SGLANG_MOE_CONFIG_DIR
-    names) with one file per role. In joint mode its down file is written, too: without one SGLang
-    warns, and takes an old down file of another Triton version if there is one. vLLM gets one file in
-    ``directory`` (what VLLM_TUNED_CONFIG_FOLDER names).
+    ``directory`` is what the engine's variable names. Where the engine reads a file for each role, the
+    down file is written in joint mode, too: without one SGLang warns, and takes an old down file of
+    another Triton version if there is one.
 
     Every file is written to a temporary file beside it and moved into place, so a reader sees the old
     one or the new one.
 
     Args:
-        engine: ``sglang`` or ``vllm``.
+        engine: Its name.
         directory: Made if it is not there.
         shape: The layer as one GPU sees it.
         gpu_name: As torch reports it.
@@ -66,12 +66,12 @@ def export_configs(
         ExportError: The configs are not what the engine can use, an existing file is broken, or the
             directory cannot be written.
     """
-    engine = check_engine(engine)
+    spec = engines.get(engine)
     try:
         names = [ConfigName.of(engine, shape, gpu_name, role) for role in ROLES]
     except InvalidInputError as error:
         raise ExportError(str(error)) from None
-    new_up, new_down = _checked(engine, shape, up, down)
+    new_up, new_down = _checked(spec, shape, up, down)
     root = Path(directory)
     if not unmeasured:
         refuse_unmeasured(root)
@@ -80,11 +80,11 @@ def export_configs(
             f"{root} is not marked as holding unmeasured configs ({MARKER}): write them with moeopt suggest, into a "
             "new directory"
         )
-    target = root / "configs" / version_directory(triton_version) if engine == "sglang" else root
+    target = spec.layout.place(root, triton_version)
     try:
         target.mkdir(parents=True, exist_ok=True)
         with LockFile(target / _LOCK):
-            return _write_pair(engine, target, names, triton_version, new_up, new_down, replace)
+            return _write_pair(spec, target, names, triton_version, new_up, new_down, replace)
     except OSError as error:
         raise ExportError(
             f"{target} cannot be written ({error.strerror or error}): give a directory you can write"
@@ -94,7 +94,7 @@ def export_configs(
 def refuse_unmeasured(directory: Path) -> None:
     """Raises ExportError where a directory holds suggestions: what was measured must not mix with them.
 
-    SGLang's files lie two directories below the marker, and vLLM's have the same names.
+    Files may lie two directories below the marker, and those of two engines have the same names.
     """
     whole = directory.absolute().resolve()
     for marked in (whole, *whole.parents[:2]):
@@ -106,7 +106,7 @@ def refuse_unmeasured(directory: Path) -> None:
 
 
 def _write_pair(
-    engine: Engine,
+    spec: EngineSpec,
     target: Path,
     names: list[ConfigName],
     triton_version: str,
@@ -115,11 +115,11 @@ def _write_pair(
     replace: bool,
 ) -> list[Path]:
     paths = [target / str(name) for name in names]
-    old_up, extra = ({}, {}) if replace else _existing(paths[0], engine, triton_version)
-    if engine == "vllm":
+    old_up, extra = ({}, {}) if replace else _existing(paths[0], spec.name, triton_version)
+    if not spec.split:
         replace_file(paths[0], _text({**old_up, **up}, extra))
         return paths[:1]
-    old_down, _ = ({}, {}) if replace else _existing(paths[1], engine, triton_version)
+    old_down, _ = ({}, {}) if replace else _existing(paths[1], spec.name, triton_version)
     merged_up, merged_down = _merge_pair(old_up, old_down, up, down)
     replace_file(paths[1], _text(merged_down))
     replace_file(paths[0], _text(merged_up))
@@ -127,7 +127,7 @@ def _write_pair(
 
 
 def _merge_pair(old_up: Entries, old_down: Entries, up: Entries, down: Entries) -> tuple[Entries, Entries]:
-    """Both files with the same batch sizes; what is not new stays what SGLang used before.
+    """Both files with the same batch sizes; what is not new stays what the engine used before.
 
     The engine takes the nearest batch size in each file, so files with different batch sizes would
     pair configs that do not belong together.
@@ -147,7 +147,7 @@ def _merge_pair(old_up: Entries, old_down: Entries, up: Entries, down: Entries) 
 
 
 def _checked(
-    engine: Engine, shape: MoEShape, up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None
+    spec: EngineSpec, shape: MoEShape, up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None
 ) -> tuple[Entries, Entries]:
     if not up:
         raise ExportError("there are no tuned batch sizes to write: tune first, or give another storage or shape")
@@ -160,32 +160,29 @@ def _checked(
             raise ExportError(f"batch size {m!r} cannot be written: give whole numbers of at least 1")
         for config in (up[m], pair[m]):
             if shape.block_shape and config.block_size_k > shape.block_shape[1]:
+                what = "is another config" if spec.clamps_block_k else "gives wrong numbers"
                 raise ExportError(
                     f"batch size {m}: BLOCK_SIZE_K {config.block_size_k} is over block_k {shape.block_shape[1]}, "
-                    "which gives wrong numbers in SGLang and another config in vLLM: tune it again"
+                    f"which {what} in {spec.title}: tune it again"
                 )
-            if engine == "vllm" and config.use_tma:
-                raise ExportError(f"batch size {m}: vLLM knows no USE_TMA: tune without it for vLLM")
-        if engine == "vllm" and up[m] != pair[m]:
+            for key in config.to_dict():
+                if key not in spec.keys:
+                    raise ExportError(f"batch size {m}: {spec.title} knows no {key}: tune without it for {spec.title}")
+        if not spec.split and up[m] != pair[m]:
             raise ExportError(
-                f"batch size {m} has two configs ({up[m]} and {pair[m]}), and vLLM reads one for both roles: "
-                "tune with mode 'joint' for vLLM"
+                f"batch size {m} has two configs ({up[m]} and {pair[m]}), and {spec.title} reads one for both roles: "
+                f"tune with mode 'joint' for {spec.title}"
             )
         if up[m].block_size_m != pair[m].block_size_m:
             raise ExportError(
                 f"batch size {m}: BLOCK_SIZE_M is {up[m].block_size_m} for up and {pair[m].block_size_m} for down, "
                 "and one alignment serves both: give both the same"
             )
-    # vLLM's launch for grouped integer weights takes SPLIT_K from the file and fails without it.
-    more = (
-        {"SPLIT_K": 1}
-        if engine == "vllm" and DTYPES[shape.dtype].weight_bits < DTYPES[shape.dtype].activation_bits
-        else {}
-    )
+    more = spec.added_keys(shape)
     return {m: {**up[m].to_dict(), **more} for m in up}, {m: {**pair[m].to_dict(), **more} for m in pair}
 
 
-def _existing(path: Path, engine: Engine, triton_version: str) -> tuple[Entries, dict[str, Any]]:
+def _existing(path: Path, engine: str, triton_version: str) -> tuple[Entries, dict[str, Any]]:
     if not path.exists():
         return {}, {}
     file = read_config_file(path, engine=engine)

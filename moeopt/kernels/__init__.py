@@ -3,48 +3,50 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+from moeopt import engines
 from moeopt.errors import DeviceError, InvalidInputError
 
 if TYPE_CHECKING:
     from moeopt.kernels.base import MoEKernel
 
-__all__ = ["KERNEL_NAMES", "get_kernel"]
+__all__ = ["check_kernel", "get_kernel"]
 
-KERNEL_NAMES: Final = ("builtin", "sglang", "vllm", "auto")
 _log = logging.getLogger(__name__)
+
+
+def check_kernel(name: str) -> None:
+    """Raises InvalidInputError where :func:`get_kernel` knows no kernel of this name."""
+    known = ("builtin", *engines.names(), "auto")
+    if name not in known:
+        raise InvalidInputError(f"kernel {name!r} is unknown: give one of {', '.join(known)}")
 
 
 def get_kernel(name: str = "auto", *, engine: str | None = None) -> MoEKernel:
     """The kernel to tune.
 
     Args:
-        name: ``builtin``, ``sglang``, ``vllm``, or ``auto``: the engine's kernel where it is here, else ours.
-        engine: The engine that the config files are for, ``sglang`` or ``vllm``; what ``auto`` looks for.
-            Without it ``auto`` takes the first engine that is here.
+        name: ``builtin``, an engine's name, or ``auto``: the engine's kernel where it is here, else ours.
+        engine: The engine that the config files are for, what ``auto`` looks for. Without it ``auto`` takes
+            the first engine that is here.
 
     Raises:
         InvalidInputError: The name or the engine is unknown.
         DeviceError: An engine was named that is not here.
     """
-    if name not in KERNEL_NAMES:
-        raise InvalidInputError(f"kernel {name!r} is unknown: give one of {', '.join(KERNEL_NAMES)}")
-    if engine not in (None, "sglang", "vllm"):
-        raise InvalidInputError(f"engine {engine!r} is unknown: give 'sglang' or 'vllm'")
+    check_kernel(name)
+    wanted = engines.names() if engine is None else (engines.get(engine).name,)
     if name == "auto":
-        name = _first_engine((engine,) if engine else ("sglang", "vllm"), warn=engine is not None)
-    if name == "sglang":
-        from moeopt.kernels.sglang import SglangKernel
+        name = _first_engine(wanted, warn=engine is not None)
+    if name == "builtin":
+        from moeopt.kernels.builtin import BuiltinKernel
 
-        return SglangKernel()
-    if name == "vllm":
-        from moeopt.kernels.vllm import VllmKernel
-
-        return VllmKernel()
-    from moeopt.kernels.builtin import BuiltinKernel
-
-    return BuiltinKernel()
+        return BuiltinKernel()
+    module, _, adapter = engines.get(name).kernel.adapter.partition(":")
+    kernel: MoEKernel = getattr(import_module(module), adapter)()
+    return kernel
 
 
 def _first_engine(wanted: tuple[str, ...], *, warn: bool) -> str:

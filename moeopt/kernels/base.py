@@ -45,7 +45,7 @@ class MoEKernel(ABC):
 
     @abstractmethod
     def default_config(self, shape: MoEShape, role: Role, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
-        """The config its engine uses where it finds no file (the builtin kernel: SGLang's)."""
+        """The config its engine uses where it finds no file (the builtin kernel: the default engine's)."""
 
     @abstractmethod
     def specialisation(self, shape: MoEShape, role: Role, batch_size: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from moeopt import engines
 from moeopt.core import limits as resources
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
@@ -20,7 +21,6 @@ from moeopt.core.shape import DTYPES, MoEShape, Role
 from moeopt.core.trial import Resources
 from moeopt.errors import UnsupportedShapeError
 from moeopt.kernels.base import MoEKernel
-from moeopt.kernels.defaults import engine_default
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,8 +84,8 @@ class BuiltinKernel(MoEKernel):
         return None
 
     def default_config(self, shape: MoEShape, role: Role, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
-        """SGLang's default."""
-        return engine_default("sglang", shape, batch_size, gpu)
+        """The default engine's."""
+        return engines.get(engines.DEFAULT).default_config(shape, batch_size, gpu)
 
     def specialisation(self, shape: MoEShape, role: Role, batch_size: int) -> str:
         """The role: token counts are not part of the binary."""

@@ -1,4 +1,4 @@
-"""What the adapters of SGLang's and vLLM's kernels have in common."""
+"""Adapters of the engines' kernels: what they have in common."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason, shared_bytes
 from moeopt.core.provenance import KernelKey
 from moeopt.core.shape import DTYPES, ROLES, MoEShape, Role
 from moeopt.core.trial import Resources
-from moeopt.engines.source import ENGINES, EngineSource, find_engine
+from moeopt.engines.source import EngineSource, find_engine
 from moeopt.errors import InvalidInputError, UnsupportedShapeError
 from moeopt.kernels.base import MoEKernel
-from moeopt.kernels.defaults import engine_default
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class EngineKernel(MoEKernel):
     def title(self) -> str:
         """The engine and its file, for messages."""
         version = f" {self.source.version}" if self.source.version else ""
-        return f"{ENGINES[self.name].title}{version} ({self.source.path})"
+        return f"{engines.get(self.name).title}{version} ({self.source.path})"
 
     def check(self, shape: MoEShape, gpu: GpuSpec) -> None:
         major, minor = gpu.compute_capability
@@ -69,7 +69,7 @@ class EngineKernel(MoEKernel):
             )
         # A whole launch is recorded, so that what the engine itself refuses is refused here.
         for role in ROLES:
-            self.meta_launch(shape, role, 1, engine_default(self.name, shape, 1, gpu), gpu.compute_capability)
+            self.meta_launch(shape, role, 1, self.default_config(shape, role, 1, gpu), gpu.compute_capability)
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
         reason = illegal_reason(
@@ -96,7 +96,7 @@ class EngineKernel(MoEKernel):
         return None
 
     def default_config(self, shape: MoEShape, role: Role, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
-        return engine_default(self.name, shape, batch_size, gpu)
+        return engines.get(self.name).default_config(shape, batch_size, gpu)
 
     def arg_names(self) -> tuple[str, ...]:
         """Arguments of the engine's kernel: what this version of the engine can do."""
@@ -260,11 +260,10 @@ def engine_shared_bytes(
     In the gptq/awq kernel the activations are pipelined, 8-bit weights are too and 4-bit weights are
     not, and one tile of dequantised weights lies beside them. Where one step covers K, which this kernel
     is compiled for, there is no loop to pipeline; Triton 3.9 then has 8-bit weights of the largest tiles on
-    Hopper twice. With block-wise scales vLLM loads one for each column. Exact for what
-    ``tests/core/test_limits_exact.py`` holds.
+    Hopper twice. Exact for what ``tests/core/test_limits_exact.py`` holds.
 
     Args:
-        engine: ``sglang`` or ``vllm``.
+        engine: Its name.
         config: What may be tried.
         shape: The layer.
         role: Which projection.
@@ -272,7 +271,7 @@ def engine_shared_bytes(
         triton: Which version compiles; None for the installed one.
     """
     if not shape.group_size:
-        return shared_bytes(config, shape, role, gpu, column_scales=engine == "vllm")
+        return shared_bytes(config, shape, role, gpu, column_scales=engines.get(engine).kernel.column_scales)
     wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64 and config.num_warps >= 4
     activations = config.block_size_m * config.block_size_k * 2
     weights = config.block_size_n * config.block_size_k
@@ -335,7 +334,7 @@ class _Loaded:
         self.kernels: dict[str, Any] = {}
         for name in KERNELS:
             kernel = self.module.get(name)
-            check_arguments(kernel, f"{ENGINES[kind.name].title} ({path})")
+            check_arguments(kernel, f"{engines.get(kind.name).title} ({path})")
             self.kernels[name] = kernel
             self.module.names[name] = Recorder(kernel, self.launches)
         self.module.names.update({n: v for n, v in kind.overrides().items() if n in self.module.names})
@@ -358,7 +357,7 @@ class _Loaded:
         if function is None:
             raise UnsupportedShapeError(
                 f"{kernel.title} has no function {name}, which launches the kernel in the versions that moeopt is "
-                f"tested with ({ENGINES[kernel.name].versions}): use one of them, or kernel 'builtin'"
+                f"tested with ({engines.get(kernel.name).kernel.versions}): use one of them, or kernel 'builtin'"
             )
         self.context.capability = capability
         values = kernel.launch_values(layer, role, batch, config, out)

@@ -8,7 +8,7 @@ from typing import Any
 
 from moeopt.core.provenance import Provenance
 from moeopt.errors import InvalidInputError
-from moeopt.kernels import KERNEL_NAMES
+from moeopt.kernels import check_kernel
 from moeopt.kernels.routing import Routing
 
 
@@ -41,8 +41,7 @@ class DeviceOptions:
     def __post_init__(self) -> None:
         if self.executor not in ("local", "ray"):
             raise InvalidInputError(f"executor {self.executor!r} is unknown: give 'local' or 'ray'")
-        if self.kernel not in KERNEL_NAMES:
-            raise InvalidInputError(f"kernel {self.kernel!r} is unknown: give one of {', '.join(KERNEL_NAMES)}")
+        check_kernel(self.kernel)
         if self.workers is not None and self.workers < 1:
             raise InvalidInputError(f"workers is {self.workers}: give at least 1 compile process")
         Routing.parse(self.routing)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moeopt import engines
 from moeopt.core.shape import DTYPES, MoEShape
-from moeopt.engines.names import check_engine
+from moeopt.engines import EngineSpec
+from moeopt.engines.spec import sizes_that_divide
 from moeopt.errors import InvalidInputError
-from moeopt.export.names import ConfigName
 from moeopt.models.config_file import ModelConfig, load_config, short
 from moeopt.models.families import EXPERT_KEYS, GENERIC, find_family
 from moeopt.models.lookup import OPTIONS, DerivedValue, Lookup
@@ -57,7 +58,7 @@ class Derivation:
 def shape_from_model(
     path: str | Path,
     *,
-    engine: str = "sglang",
+    engine: str = engines.DEFAULT,
     tp: int = 1,
     ep: int = 1,
     dtype: str | None = None,
@@ -68,8 +69,8 @@ def shape_from_model(
 
     Args:
         path: ``config.json`` or its directory.
-        engine: ``sglang`` (E from ep, N from tp / ep) or ``vllm`` (with expert parallelism, which spans the
-            tensor-parallel ranks, E / ep and the full N).
+        engine: Whose rules give E and N: ``sglang`` (E from ep, N from tp / ep) or ``vllm`` (with expert
+            parallelism, which spans the tensor-parallel ranks, E / ep and the full N).
         tp: Tensor-parallel size.
         ep: Expert-parallel size: a divisor of tp for SGLang, a multiple of tp for vLLM.
         dtype: Instead of what the config says, one of :data:`moeopt.core.shape.DTYPES`.
@@ -85,13 +86,15 @@ def shape_from_model(
             that stands in for it), or a size does not divide.
     """
     overrides = dict(overrides or {})
-    _check_arguments(engine, tp, ep, dtype, fuse_shared_experts, overrides)
+    spec = engines.get(engine)
+    shards = _shards(spec, tp, ep)
+    _check_arguments(spec, dtype, fuse_shared_experts, overrides)
     config = load_config(path, EXPERT_KEYS)
     family = find_family(config.architecture, config.model_types)
     name = short(config.architecture or " ".join(config.model_types) or "no architectures key")
     look = Lookup(config, family or GENERIC, overrides)
     scheme, scheme_notes = _scheme(config, dtype, overrides.get("group_size"))
-    work = _Work(look, engine, tp, ep, fuse_shared_experts)
+    work = _Work(look, spec, shards, ep, fuse_shared_experts)
 
     experts, top_k, shared = work.experts(int4=scheme.dtype == "int4_w4a16")
     hidden = look.number("hidden_size", look.family.hidden)
@@ -116,7 +119,7 @@ def shape_from_model(
             f"{name} is not in the table of families: keys were found by probing, and a shared expert, if there is "
             "one, is taken as not fused; check the numbers"
         )
-    file = ConfigName.of(engine, shape, "GPU")
+    file = spec.names.of(shape, "GPU")
     return shape, Derivation(
         path=config.path,
         model=f"{look.family.name} ({name})",
@@ -129,22 +132,17 @@ def shape_from_model(
     )
 
 
-def _check_arguments(
-    engine: str, tp: int, ep: int, dtype: str | None, fuse: bool | None, overrides: Mapping[str, Any]
-) -> None:
-    check_engine(engine)
+def _shards(spec: EngineSpec, tp: int, ep: int) -> int:
+    """How many parts N is cut into."""
     for option, size in (("--tp", tp), ("--ep", ep)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidInputError(f"{option} is {size!r}: give a whole number of at least 1")
-    if engine == "sglang" and tp % ep:
-        raise InvalidInputError(f"--ep {ep} does not divide --tp {tp}: SGLang takes --ep {_sizes_that_divide(tp)}")
-    if engine == "vllm" and ep > 1 and ep % tp:
-        raise InvalidInputError(
-            f"--ep {ep} is no multiple of --tp {tp}: vLLM's expert parallelism spans all tensor-parallel (and "
-            f"data-parallel) ranks; give --ep {tp}"
-        )
-    if engine == "vllm" and fuse:
-        raise InvalidInputError("--fuse-shared: vLLM fuses no shared expert on CUDA GPUs; leave it away")
+    return spec.shards(tp, ep)
+
+
+def _check_arguments(spec: EngineSpec, dtype: str | None, fuse: bool | None, overrides: Mapping[str, Any]) -> None:
+    if fuse and not spec.fuses_shared_experts:
+        raise InvalidInputError(f"--fuse-shared: {spec.title} fuses no shared expert on CUDA GPUs; leave it away")
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInputError(f"--dtype {dtype!r} is unknown: give one of {', '.join(DTYPES)}")
     unknown = sorted(set(overrides) - set(OPTIONS))
@@ -176,8 +174,8 @@ class _Work:
     """The engine's rules, applied to one config."""
 
     look: Lookup
-    engine: str
-    tp: int
+    spec: EngineSpec
+    shards: int
     ep: int
     fuse: bool | None
 
@@ -194,7 +192,7 @@ class _Work:
             if total % self.ep:
                 raise InvalidInputError(
                     f"{path}: {key} = {total} experts do not divide over --ep {self.ep} (sizes that do: "
-                    f"{_sizes_that_divide(total)}); give --experts for the rank you tune"
+                    f"{sizes_that_divide(total)}); give --experts for the rank you tune"
                 )
             experts = total // self.ep + shared
             over = f", / {self.ep} (ep)" if self.ep > 1 else ""
@@ -240,10 +238,11 @@ class _Work:
         look, fusion = self.look, self.look.family.fusion
         if self.fuse is not None:
             return self.fuse, "fused, as asked for" if self.fuse else "not fused, as asked for"
-        if self.engine == "vllm":
-            return False, "vLLM runs it apart on CUDA"
+        title = self.spec.title
+        if not self.spec.fuses_shared_experts:
+            return False, f"{title} runs it apart on CUDA"
         if fusion is None:
-            where = "is taken as run apart" if look.family is GENERIC else "runs apart in SGLang for this family"
+            where = "is taken as run apart" if look.family is GENERIC else f"runs apart in {title} for this family"
             return False, f"it {where}"
         size = look.peek((look.family.shared_size,)) if look.family.shared_size else None
         expert = look.peek(look.family.intermediate)
@@ -256,8 +255,8 @@ class _Work:
             int4=int4,
         )
         if obstacle:
-            return False, f"{obstacle} in SGLang (--fuse-shared where the server enforces it)"
-        return True, "SGLang fuses it with the routed ones (--no-fuse-shared where the server disables it)"
+            return False, f"{obstacle} in {title} (--fuse-shared where the server enforces it)"
+        return True, f"{title} fuses it with the routed ones (--no-fuse-shared where the server disables it)"
 
     def scales(self, scheme: Scheme) -> tuple[tuple[int, int] | None, bool]:
         """block_shape and per_channel: what is given by hand replaces both."""
@@ -287,7 +286,7 @@ class _Work:
         if given is not None:
             return given
         key, size = look.find("intermediate_size", look.family.intermediate)
-        shards = self.tp // self.ep if self.engine == "sglang" else 1 if self.ep > 1 else self.tp
+        shards = self.shards
         if not _divides(size, shards, block_shape):
             fits = [s for s in range(1, 257) if _divides(size, s, block_shape)]
             unit = f" into multiples of block_shape {list(block_shape)}" if block_shape else ""
@@ -330,7 +329,3 @@ def _divides(size: int, shards: int, block: tuple[int, int] | None) -> bool:
         return False
     n = size // shards
     return block is None or (n % block[0] == 0 and (shards == 1 or n % block[1] == 0))
-
-
-def _sizes_that_divide(total: int) -> str:
-    return ", ".join(str(d) for d in range(1, min(total, 256) + 1) if total % d == 0)

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
+from moeopt import engines
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape
 from moeopt.errors import ExportError
@@ -20,7 +21,7 @@ _HEADER: Final = (
     "format", "kernel", "kernel_hash", "shape", "gpu", "versions", "timing", "slow_factor", "routing", "roles",
     "space", "sample", "batch_sizes", "complete", "clocks", "roofline_us",
 )  # fmt: skip
-_VERSIONS: Final = ("triton", "torch", "driver", "cuda", "moeopt", "python", "sglang", "vllm")
+_VERSIONS: Final = ("triton", "torch", "driver", "cuda", "moeopt", "python")
 _ROW: Final = ("config", "status", "reason", "error", "compile_s")
 _ROLE: Final = (
     "registers", "spills", "shared_bytes", "relative_error", "us", "occupancy", "tensor_core",
@@ -84,7 +85,9 @@ class _Cleaner:
         out = _only(header, _HEADER)
         out["shape"] = MoEShape.from_dict(header["shape"]).to_dict()
         out["gpu"] = _only(header["gpu"], [field.name for field in fields(GpuSpec)])
-        out["versions"] = {k: self.text(v) for k, v in _only(header["versions"], _VERSIONS).items()}
+        out["versions"] = {
+            k: self.text(v) for k, v in _only(header["versions"], (*_VERSIONS, *engines.names())).items()
+        }
         if "clocks" in out:
             out["clocks"] = _only(header["clocks"], _CLOCKS)
         for key in ("kernel", "timing"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
+from moeopt import engines
 from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
 from moeopt.core.provenance import Provenance, split_kernel, split_routing
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
-from moeopt.kernels.defaults import engine_default
 from moeopt.measure.base import Device
 from moeopt.recordings.format import Recording
 
@@ -56,8 +56,7 @@ class RecordedDevice(Device):
         return tuple(key for key in self.recording.header.get("space", {}) if key not in REQUIRED_KEYS)
 
     def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        engine = self.info.kernel if self.info.kernel == "vllm" else "sglang"
-        return engine_default(engine, self.shape, batch_size, self.gpu)
+        return engines.of_kernel(self.info.kernel).default_config(self.shape, batch_size, self.gpu)
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         for job in jobs:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GPUS, GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell
-from moeopt.engines.names import ENGINES
 from moeopt.errors import InvalidInputError
 from moeopt.export.install import bundled_directory
 from moeopt.export.names import ConfigName, device_relatives, nearest_key
@@ -106,10 +106,10 @@ def engine_portfolio(
         directories: Where to look, with all below; by default what the installed engines ship.
     """
     if directories is None:
-        directories = [d for engine in ENGINES if (d := bundled_directory(engine)) is not None]
+        directories = [d for engine in engines.names() if (d := bundled_directory(engine)) is not None]
     found: list[tuple[tuple[float, ...], str, Path]] = []
     for directory in directories:
-        for path in sorted(directory.rglob("E=*.json")):
+        for path in sorted({path for spec in engines.every() for path in directory.rglob(spec.names.pattern)}):
             try:
                 name = ConfigName.parse(path.name)
                 asked = ConfigName.of(name.engine, shape, gpu.name)

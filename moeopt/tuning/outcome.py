@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
@@ -192,10 +193,13 @@ class Outcome:
             raise ExportError("nothing to export: no batch size has a timed config yet")
         up = {m: row.up.config for m, row in self.rows.items()}
         down = {m: row.down.config for m, row in self.rows.items()} if self.mode == "split" else None
-        if engine == "vllm" and self.mode == "split":
+        spec = engines.get(engine)
+        if not spec.split and self.mode == "split":
             up, down = {m: row.joint_config for m, row in self.rows.items() if row.joint_config is not None}, None
             if not up:
-                raise ExportError("no config was timed for both projections, which vLLM needs: tune with --mode joint")
+                raise ExportError(
+                    f"no config was timed for both projections, which {spec.title} needs: tune with --mode joint"
+                )
         return up, down
 
     def left_out(self, engine: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig, config_table
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
@@ -48,7 +49,7 @@ def suggest(
     *,
     space: str = "grid",
     mode: Literal["split", "joint"] = "split",
-    engine: str = "sglang",
+    engine: str = engines.DEFAULT,
 ) -> dict[int, Suggestion]:
     """The configs that the cost model ranks first, for each batch size.
 
@@ -66,8 +67,6 @@ def suggest(
     Raises:
         InvalidInputError: The space is unknown, or none of its configs fits the GPU.
     """
-    from moeopt.kernels.defaults import engine_default
-
     configs = [
         config
         for config in SearchSpace.named(space, shape).configs()
@@ -81,7 +80,7 @@ def suggest(
     found = {}
     for m in batch_sizes:
         us: dict[Role, Any] = {role: predict_us(shape, gpu, role, m, configs) for role in ROLES}
-        default = [engine_default(engine, shape, m, gpu)]
+        default = [engines.get(engine).default_config(shape, m, gpu)]
         before = sum(float(predict_us(shape, gpu, role, m, default)[0]) for role in ROLES)
         if mode == "joint":
             total = us["up"] + us["down"]
@@ -109,7 +108,7 @@ def write_suggestions(
     """Writes config files into a directory that holds no measured ones, and a marker beside them.
 
     Args:
-        engine: ``sglang`` or ``vllm``; for vllm the suggestions must be of joint mode.
+        engine: Its name; where one file serves both roles the suggestions must be of joint mode.
         directory: New, or one that :func:`write_suggestions` wrote before.
         shape: The layer.
         gpu: Gives the device name.
@@ -145,6 +144,6 @@ def write_suggestions(
     }
     write_file(marker, json.dumps(summary, indent=2) + "\n")
     up = {m: s.up for m, s in found.items()}
-    down = {m: s.down for m, s in found.items()} if engine == "sglang" else None
+    down = {m: s.down for m, s in found.items()} if engines.get(engine).split else None
     paths = export_configs(engine, directory, shape, gpu.name, triton_version, up, down, replace=True, unmeasured=True)
     return [*paths, marker]

@@ -102,6 +102,7 @@ def test_a_new_parameter_is_one_row() -> None:
         exec(compile(source, spec.origin, "exec"), module.__dict__)
 
         import datetime, math
+        from moeopt import engines
         from moeopt.core.config import LaunchConfig, config_table, configs_of
         from moeopt.core.shape import MoEShape
         from moeopt.core.space import SearchSpace
@@ -129,7 +130,7 @@ def test_a_new_parameter_is_one_row() -> None:
         row = encode(Measurement(Job(Cell("up", 1), config), "ok", (1.0,)), "r", 0, TrialContext(shape), now, now)
         assert row.params["num_ctas"] == 4
         assert decode(Cell("up", 1), row.user_attrs[PACKED]).measurement.job.config == config
-        assert not list(check_entry(config.to_dict(), "sglang", None, None, None))
+        assert not list(check_entry(config.to_dict(), engines.get("sglang"), None, None, None))
         print("all forms")
     """
     run = subprocess.run(

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeopt.doctor.scan import _PATTERNS, LogFacts, scan, scan_log
+from moeopt import engines
+from moeopt.doctor.scan import COMMON_LINES, scan, scan_log
 from moeopt.doctor.verdict import judge_log
+from moeopt.engines.log import LogFacts
 from moeopt.errors import InvalidInputError
 
 PATH = "/c/configs/triton_3_6_0/E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
@@ -34,7 +36,7 @@ def kinds(facts: LogFacts) -> list[tuple[str, int, int]]:
 
 def test_messages_are_counted_with_their_first_line() -> None:
     facts = read(f"a\n[TP0] {USED}\nb\n[TP1] {USED}\n[TP0] {FALLBACK}\n")
-    assert kinds(facts) == [("sglang_used", 2, 2), ("sglang_fallback", 5, 1)]
+    assert kinds(facts) == [("used", 2, 2), ("fallback", 5, 1)]
     assert facts.lines == 5
     assert facts.events[0].values["path"] == PATH
     assert facts.events[1].values == {
@@ -45,7 +47,7 @@ def test_messages_are_counted_with_their_first_line() -> None:
 
 
 def test_two_ranks_in_one_line() -> None:
-    assert kinds(read(f"[TP0] {USED}[TP1] {DEFAULT}\n")) == [("sglang_used", 1, 1), ("sglang_default", 1, 1)]
+    assert kinds(read(f"[TP0] {USED}[TP1] {DEFAULT}\n")) == [("used", 1, 1), ("default", 1, 1)]
 
 
 def test_prefixes_and_colours_do_not_matter() -> None:
@@ -78,7 +80,7 @@ def test_only_the_last_start_counts() -> None:
     facts = read(f"server_args={{'model_path': '/a'}}\n{DEFAULT}\nserver_args={{'model_path': '/b'}}\n{USED}\n")
     assert (facts.starts, facts.start_line) == (2, 3)
     assert facts.setting("model_path") == "/b"
-    assert [e.kind for e in facts.events] == ["sglang_used"]
+    assert [e.kind for e in facts.events] == ["used"]
 
 
 def test_warnings_before_the_start_line_belong_to_it() -> None:
@@ -90,19 +92,19 @@ def test_utf16_as_some_shells_redirect() -> None:
     text = f"x\n{USED}\n"
     for codec in ("utf-16", "utf-16-le"):
         raw = text.encode(codec) if codec == "utf-16" else b"\xff\xfe" + text.encode(codec)
-        assert kinds(read(raw)) == [("sglang_used", 2, 1)]
+        assert kinds(read(raw)) == [("used", 2, 1)]
 
 
 def test_broken_bytes_around_a_message() -> None:
     assert kinds(read(b"\xff\xfe\xfa\n".replace(b"\xff\xfe", b"\x80") + USED.encode() + b"\xc3\x28\n")) == [
-        ("sglang_used", 2, 1)
+        ("used", 2, 1)
     ]
 
 
 def test_lines_longer_than_a_block() -> None:
     filler = "x" * 3_000_000
     facts = read(f"{filler}\n{filler}{USED}{filler}\n{DEFAULT}\n")
-    assert [(e.kind, e.line) for e in facts.events] == [("sglang_used", 2), ("sglang_default", 3)]
+    assert [(e.kind, e.line) for e in facts.events] == [("used", 2), ("default", 3)]
     assert all(len(e.text) < 1000 for e in facts.events)
 
 
@@ -172,36 +174,46 @@ def test_random_bytes_in_bulk() -> None:
     assert judge_log(read(raw)).code == "no_log"
 
 
-MESSAGES = {
-    "sglang_used": USED,
-    "sglang_fallback": FALLBACK,
-    "sglang_down_reuses_up": f"Down MoE config file not found at {PATH}; reusing the tuned up-projection config",
-    "sglang_default": DEFAULT,
-    "sglang_deterministic": "Deterministic inference is enabled, using default MoE kernel config.",
-    "sglang_block_m": "down_moe config BLOCK_SIZE_M=16 does not match up config BLOCK_SIZE_M=32 at M=4; overriding",
-    "sglang_fp8_uses_triton": "Fp8MoEMethod has no FLASHINFER_CUTLASS path; using triton for its fp8 experts.",
-    "sglang_picked": "Use flashinfer_cutlass as MoE runner backend on SM110/SM120 for modelopt_fp4",
-    "autotune_done": "FlashInfer autotune completed.",
-    "autotune_begun": "Running FlashInfer autotune with cache: /c",
-    "allreduce_flag": "--enable-flashinfer-allreduce-fusion is deprecated.",
-    "sum_allreduce_flag": "+ sglang serve --enable-fused-moe-sum-all-reduce",
-    "vllm_used": "Using configuration from /c/E=1,N=2,device_name=X.json for MoE layer.",
-    "vllm_default": "Using default MoE config. Performance might be sub-optimal! Config file not found at /c/E=1.json",
-    "vllm_backend": "Using 'MARLIN' WNA16 MoE backend.",
-    "vllm_backend_for": "Using Triton backend for Unquantized MoE",
-    "vllm_version": "Initializing a V1 LLM engine (v0.33.0) with config: model='/m'",
-    "out_of_resource": "out of resource: shared memory, Required: 147456, Hardware limit: 101376",
-    "bad_version_directory": "ValueError: invalid literal for int() with base 10: 'old'",
-    "ready_sglang": "The server is fired up and ready to roll!",
-    "ready_vllm": "INFO:     Application startup complete.",
-}
+MESSAGES = [
+    ("sglang", "used", USED),
+    ("sglang", "fallback", FALLBACK),
+    ("sglang", "up_file", f"Down MoE config file not found at {PATH}; reusing the tuned up-projection config"),
+    ("sglang", "default", DEFAULT),
+    ("sglang", "ignored", "Deterministic inference is enabled, using default MoE kernel config."),
+    (
+        "sglang",
+        "block_m",
+        "down_moe config BLOCK_SIZE_M=16 does not match up config BLOCK_SIZE_M=32 at M=4; overriding",
+    ),
+    ("sglang", "mixed", "Fp8MoEMethod has no FLASHINFER_CUTLASS path; using triton for its fp8 experts."),
+    ("sglang", "backend", "Use flashinfer_cutlass as MoE runner backend on SM110/SM120 for modelopt_fp4"),
+    ("", "autotune_done", "FlashInfer autotune completed."),
+    ("", "autotune_begun", "Running FlashInfer autotune with cache: /c"),
+    ("sglang", "allreduce_flag", "--enable-flashinfer-allreduce-fusion is deprecated."),
+    ("sglang", "sum_allreduce_flag", "+ sglang serve --enable-fused-moe-sum-all-reduce"),
+    ("vllm", "used", "Using configuration from /c/E=1,N=2,device_name=X.json for MoE layer."),
+    (
+        "vllm",
+        "default",
+        "Using default MoE config. Performance might be sub-optimal! Config file not found at /c/E=1.json",
+    ),
+    ("vllm", "backend", "Using 'MARLIN' WNA16 MoE backend."),
+    ("vllm", "backend", "Using Triton backend for Unquantized MoE"),
+    ("vllm", "version", "Initializing a V1 LLM engine (v0.33.0) with config: model='/m'"),
+    ("", "out_of_resource", "out of resource: shared memory, Required: 147456, Hardware limit: 101376"),
+    ("sglang", "bad_directory", "ValueError: invalid literal for int() with base 10: 'old'"),
+    ("sglang", "ready", "The server is fired up and ready to roll!"),
+    ("", "ready", "INFO:     Application startup complete."),
+]
 
 
 def test_every_message_has_an_example() -> None:
-    assert set(MESSAGES) == set(_PATTERNS)
+    lines = [("", line.kind) for line in COMMON_LINES]
+    lines += [(spec.name, line.kind) for spec in engines.every() for line in spec.log.lines]
+    assert sorted(lines) == sorted((engine, kind) for engine, kind, _ in MESSAGES)
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
-def test_every_message_is_found(kind: str) -> None:
+@pytest.mark.parametrize(("engine", "kind", "text"), MESSAGES)
+def test_every_message_is_found(engine: str, kind: str, text: str) -> None:
     """A word that marks its line, and a pattern that reads it."""
-    assert kind in [e.kind for e in read(f"x\n[2026-01-01 00:00:00 TP0] {MESSAGES[kind]}\n").events]
+    assert (engine, kind) in [(e.engine, e.kind) for e in read(f"x\n[2026-01-01 00:00:00 TP0] {text}\n").events]

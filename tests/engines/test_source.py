@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from moeopt.engines.source import ENGINES, find_engine
+from moeopt import engines
+from moeopt.engines.source import find_engine
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.kernels import get_kernel
 from tests.kernels import tiny_engine
 
-OLD, NEW = ENGINES["sglang"].paths[-1], ENGINES["sglang"].paths[0]
+PATHS = engines.get("sglang").kernel.paths
+OLD, NEW = PATHS[-1], PATHS[0]
 
 
 @pytest.fixture(autouse=True)
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither variable is set, and no engine is installed."""
-    for info in ENGINES.values():
-        monkeypatch.delenv(info.variable, raising=False)
+    for spec in engines.every():
+        monkeypatch.delenv(spec.kernel.variable, raising=False)
 
 
 def package(root: Path, relative: str = OLD) -> Path:
@@ -29,7 +31,7 @@ def package(root: Path, relative: str = OLD) -> Path:
     return path
 
 
-@pytest.mark.parametrize("relative", ENGINES["sglang"].paths)
+@pytest.mark.parametrize("relative", PATHS)
 def test_installed_package_is_found_and_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: str
 ) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
 from moeopt.doctor.scan import scan
 from moeopt.doctor.verdict import judge_log
-from moeopt.export import ConfigName, Engine, export_configs, find_config_files
-from moeopt.export.install import VARIABLES
+from moeopt.export import ConfigName, export_configs, find_config_files
 from moeopt.export.names import nearest_key
 from tests.wheels import SGLANG, VLLM, engine_source
 
@@ -44,7 +44,7 @@ DEVICES = {
 }
 
 
-def ask(engine: Engine, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def ask(engine: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the engine's loader answers and logs, for each job as if it were a fresh server."""
     tree = engine_source(engine, SGLANG if engine == "sglang" else VLLM)
     done = subprocess.run(
@@ -60,13 +60,13 @@ def ask(engine: Engine, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def job(
-    engine: Engine, directory: Path, device: str, shapes: Iterable[MoEShape], largest: int = LARGEST
+    engine: str, directory: Path, device: str, shapes: Iterable[MoEShape], largest: int = LARGEST
 ) -> dict[str, Any]:
     """A server that reads from a directory."""
     return {
         "device": device,
         "triton_version": DEVICES[device],
-        "environment": {VARIABLES[engine]: str(directory)},
+        "environment": {engines.get(engine).variable: str(directory)},
         "largest": LARGEST,
         "queries": [query(shape) for shape in shapes],
     }
@@ -128,7 +128,7 @@ def expected(
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_the_engine_reads_exactly_what_was_exported(engine: Engine, tmp_path: Path) -> None:
+def test_the_engine_reads_exactly_what_was_exported(engine: str, tmp_path: Path) -> None:
     jobs, wanted, paths = [], [], []
     for device in DEVICES:
         # vLLM reads the bf16 file for int8: one file for both cannot be checked in one directory.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeopt import engines
 from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
-from moeopt.export import ENGINES, ConfigName, device_file_name, device_relatives, version_directory
-from moeopt.export.names import RTX_PRO_6000_EDITIONS, full_gpu_name, nearest_key, parse_version_directory
+from moeopt.export import ConfigName, device_relatives
+from moeopt.export.names import RTX_PRO_6000_EDITIONS, full_gpu_name, nearest_key
 
 BLOCK = MoEShape(257, 9, 6144, 256, "fp8_w8a8", (128, 128), shared_experts=1)
 CHANNEL = MoEShape(160, 8, 5120, 192, "fp8_w8a8", per_channel=True)
 INT4 = MoEShape(384, 8, 7168, 256, "int4_w4a16", group_size=32)
 INT8 = MoEShape(64, 6, 2048, 352, "int8_w8a8")
+LAYOUT = engines.get("sglang").layout
 
 
 @pytest.mark.parametrize(
@@ -71,21 +75,21 @@ def test_the_name_an_engine_asks_for(engine: str, shape: MoEShape, gpu: str, rol
     ],
 )
 def test_device_names(gpu: str, sglang: str, vllm: str) -> None:
-    assert device_file_name("sglang", gpu) == sglang
-    assert device_file_name("vllm", gpu) == vllm
+    assert engines.get("sglang").names.device_name(gpu) == sglang
+    assert engines.get("vllm").names.device_name(gpu) == vllm
 
 
 def test_a_slash_is_an_underscore_for_vllm_and_cannot_be_for_sglang() -> None:
-    assert device_file_name("vllm", "Board A/B") == "Board_A_B"
+    assert engines.get("vllm").names.device_name("Board A/B") == "Board_A_B"
     with pytest.raises(InvalidInputError, match="slash"):
-        device_file_name("sglang", "Board A/B")
+        engines.get("sglang").names.device_name("Board A/B")
 
 
 @pytest.mark.parametrize("gpu", ["", " ", "a,b", "a\nb", "a\0b"])
 def test_what_cannot_be_a_device_name(gpu: str) -> None:
-    for engine in ENGINES:
+    for engine in engines.names():
         with pytest.raises(InvalidInputError):
-            device_file_name(engine, gpu)
+            engines.get(engine).names.device_name(gpu)
 
 
 def test_the_three_editions_are_relatives() -> None:
@@ -97,7 +101,7 @@ def test_the_three_editions_are_relatives() -> None:
 
 names = st.builds(
     ConfigName,
-    engine=st.sampled_from(ENGINES),
+    engine=st.sampled_from(engines.names()),
     num_experts=st.integers(1, 1024),
     intermediate_size=st.integers(1, 65536),
     device=st.from_regex(r"[A-Z][A-Za-z0-9()-]{0,8}(_[A-Za-z0-9-]{1,8}){0,4}", fullmatch=True),
@@ -116,7 +120,7 @@ def test_what_is_built_is_parsed_back(name: ConfigName) -> None:
                 **{f: getattr(name, f) for f in name.__dataclass_fields__},
                 "per_channel": False,
                 "down": False,
-                "device": device_file_name("vllm", name.device),
+                "device": engines.get("vllm").names.device_name(name.device),
             }
         )
     if name.device.endswith("_down"):
@@ -136,7 +140,7 @@ def test_any_text_is_a_name_or_a_clear_error(text: str) -> None:
 
 @given(st.from_regex(r"E=[0-9]{1,4},N=[0-9]{1,4},device_name=[A-Za-z_ ]{1,20}(_down)?\.json", fullmatch=True))
 def test_what_is_parsed_is_built_back(text: str) -> None:
-    for engine in ENGINES:
+    for engine in engines.names():
         try:
             name = ConfigName.parse(text, engine)
         except InvalidInputError:
@@ -155,7 +159,7 @@ def test_what_is_parsed_is_built_back(text: str) -> None:
         ("E=8,N=1,device_name=X,dtype=fp8_w8a8,block_shape=[128,128].json", "sglang", "no space"),
         ("E=8,N=1,device_name=X,dtype=fp8_w8a8,block_shape=[128, 128].json", "vllm", "a space"),
         ("E=8,N=1,device_name=X,dtype=fp8_w8a8_down.json", "vllm", "_down"),
-        ("E=8,N=1,device_name=X,dtype=fp8_w8a8,block_shape=[128,128]_down.json", None, "mixes two spellings"),
+        ("E=8,N=1,device_name=X,dtype=fp8_w8a8,block_shape=[128,128]_down.json", None, "no space inside block_shape"),
         ("E=8,N=1,device_name=X,block_shape=[0, 0].json", "sglang", "writes it"),
     ],
 )
@@ -184,15 +188,15 @@ def test_an_odd_intermediate_size_cannot_be_packed() -> None:
     ],
 )
 def test_version_directories(version: str, directory: str) -> None:
-    assert version_directory(version) == directory
-    assert parse_version_directory(directory) is not None
+    assert LAYOUT.place(Path("root"), version) == Path("root/configs") / directory
+    assert LAYOUT.version_of(directory) is not None
 
 
 def test_what_is_no_version() -> None:
     with pytest.raises(ExportError):
-        version_directory("main")
+        LAYOUT.place(Path("root"), "main")
     for name in ("triton_", "triton_main", "triton_3_6_0_old", "triton-3", "3_6_0"):
-        assert parse_version_directory(name) is None
+        assert LAYOUT.version_of(name) is None
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, unique=True), st.integers(1, 9000))

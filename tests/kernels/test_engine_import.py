@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
-from moeopt.engines.source import ENGINES
 from moeopt.kernels.engine import _IMPORTED
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.target import cross_target
@@ -23,7 +23,7 @@ from tests.wheels import SGLANG, VLLM, engine_source
 
 SHAPE = MoEShape(8, 2, 64, 32)
 CONFIG = LaunchConfig(16, 32, 64, 1, 4, 3)
-OLD = ENGINES["sglang"].paths[-1]
+OLD = engines.get("sglang").kernel.paths[-1]
 UTILS = """
 import functools
 def is_cuda(): return True
@@ -51,12 +51,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def forget() -> None:
         _IMPORTED.clear()
-        for name in [n for n in sys.modules if n.split(".")[0] in ENGINES]:
+        for name in [n for n in sys.modules if n.split(".")[0] in engines.names()]:
             del sys.modules[name]
         importlib.invalidate_caches()
 
-    for info in ENGINES.values():
-        monkeypatch.delenv(info.variable, raising=False)
+    for spec in engines.every():
+        monkeypatch.delenv(spec.kernel.variable, raising=False)
     forget()
     yield
     forget()

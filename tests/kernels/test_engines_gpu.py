@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape
-from moeopt.engines.source import ENGINES
 from moeopt.kernels import get_kernel
 from moeopt.kernels.engine import EngineKernel
 from moeopt.kernels.layer import make_batch, make_layer
@@ -35,10 +35,10 @@ SHAPES = {
 CONFIGS = (LaunchConfig(16, 64, 64, 1, 4, 3), LaunchConfig(64, 128, 64, 8, 8, 2), LaunchConfig(32, 64, 128, 4, 4, 2))
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=sorted(engines.names()))
 def kernel(request: pytest.FixtureRequest) -> EngineKernel:
     if get_kernel("auto", engine=request.param).key.name != request.param:
-        pytest.skip(f"{request.param} is not here: install it or set {ENGINES[request.param].variable}")
+        pytest.skip(f"{request.param} is not here: install it or set {engines.get(request.param).kernel.variable}")
     found = get_kernel(request.param)
     assert isinstance(found, EngineKernel)
     return found

@@ -47,5 +47,5 @@ def test_a_named_engine_that_is_not_here_is_an_error() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="builtin, sglang, vllm, auto"):
         get_kernel("cutlass")
-    with pytest.raises(InvalidInputError, match="'sglang' or 'vllm'"):
+    with pytest.raises(InvalidInputError, match="'trt' is unknown: give sglang or vllm"):
         get_kernel("auto", engine="trt")

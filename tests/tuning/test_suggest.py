@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from moeopt import engines
 from moeopt.cli import build_app
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
@@ -17,7 +18,6 @@ from moeopt.errors import ExportError
 from moeopt.export import export_configs
 from moeopt.export.install import install_configs
 from moeopt.export.write import MARKER
-from moeopt.kernels.defaults import engine_default
 from moeopt.recordings.format import Recording
 from moeopt.tuning.suggest import suggest, write_suggestions
 
@@ -53,7 +53,7 @@ def test_on_a_recording_it_beats_the_default(path: Path) -> None:
     found = suggest(recording.shape, recording.gpu, recording.batch_sizes)
     gains, regrets = [], []
     for m, s in found.items():
-        default = engine_default("sglang", recording.shape, m, recording.gpu)
+        default = engines.get("sglang").default_config(recording.shape, m, recording.gpu)
 
         def us(role, config, m=m):
             return float(np.median(recording.rows[config].roles[role].us[m]))

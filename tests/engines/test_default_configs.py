@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from moeopt import GpuSpec, MoEShape
-from moeopt.kernels.defaults import engine_default
+from moeopt import GpuSpec, MoEShape, engines
 
 H200 = GpuSpec.by_name("H200")
 SM120 = GpuSpec.by_name("RTX 5090")
@@ -35,7 +34,7 @@ BLOCK = BF16.replace(dtype="fp8_w8a8", block_shape=(128, 128))
     ],
 )
 def test_sglang(shape: MoEShape, m: int, gpu: GpuSpec, text: str) -> None:
-    assert str(engine_default("sglang", shape, m, gpu)) == text
+    assert str(engines.get("sglang").default_config(shape, m, gpu)) == text
 
 
 @pytest.mark.parametrize(
@@ -62,11 +61,12 @@ def test_sglang(shape: MoEShape, m: int, gpu: GpuSpec, text: str) -> None:
     ],
 )
 def test_vllm(shape: MoEShape, m: int, text: str) -> None:
-    assert str(engine_default("vllm", shape, m, H200)) == text
+    assert str(engines.get("vllm").default_config(shape, m, H200)) == text
 
 
 @pytest.mark.parametrize("changes", [{"gated": False}, {"top_k": 2}, {"ep_size": 4}, {"hidden_size": 512}])
 def test_only_experts_dtype_and_batch_size_matter(changes: dict[str, Any]) -> None:
     for engine in ("sglang", "vllm"):
         for m in (1, 16, 300, 5000):
-            assert engine_default(engine, BF16, m, H200) == engine_default(engine, BF16.replace(**changes), m, H200)
+            default = engines.get(engine).default_config
+            assert default(BF16, m, H200) == default(BF16.replace(**changes), m, H200)

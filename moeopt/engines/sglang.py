@@ -1,0 +1,269 @@
+"""SGLang, as of 0.5.23, with what older releases wrote where that differs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moeopt.core.config import LaunchConfig
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape
+from moeopt.engines.file_names import FileNames
+from moeopt.engines.layout import VersionedLayout
+from moeopt.engines.log import (
+    FILE,
+    NOT_ON_TRITON,
+    NVFP4,
+    Backend,
+    FlashInferTuning,
+    IgnoringMode,
+    LogFacts,
+    LogLine,
+    MisleadingOption,
+    ServerLog,
+)
+from moeopt.engines.spec import (
+    TRITON_STAGES,
+    TRITON_WARPS,
+    EngineSpec,
+    KernelFile,
+    Server,
+    sizes_that_divide,
+)
+from moeopt.errors import InvalidInputError
+
+_SMALL_SHARED_MEMORY: Final = 128 * 1024
+_TRITON: Final = "--moe-runner-backend triton"
+# Packed weights go to Marlin, which reads no file, unless they are loaded this way.
+_PACKED: Final = "--quantization moe_wna16"
+_MARLIN_QUANTIZATION: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin")
+_FLASHINFER: Final = (
+    "flashinfer_cutlass",
+    "flashinfer_trtllm",
+    "flashinfer_trtllm_routed",
+    "flashinfer_mxfp4",
+    "flashinfer_cutedsl",
+    "flashinfer_megamoe",
+)
+# --moe-runner-backend values beside triton and auto, and what runs there instead.
+_KERNELS: Final = {
+    "flashinfer_cutlass": "FlashInfer's CUTLASS kernels",
+    "flashinfer_trtllm": "FlashInfer's TensorRT-LLM kernels",
+    "flashinfer_trtllm_routed": "FlashInfer's TensorRT-LLM kernels",
+    "experimental_sgl_trtllm": "TensorRT-LLM kernels",
+    "flashinfer_mxfp4": "FlashInfer's MXFP4 kernels",
+    "flashinfer_cutedsl": "FlashInfer's CuTe DSL kernels",
+    "flashinfer_megamoe": "FlashInfer's MegaMoE kernel",
+    "deep_gemm": "DeepGEMM",
+    "cutlass": "CUTLASS kernels",
+    "marlin": "Marlin kernels",
+    "experimental_sgl_marlin": "Marlin kernels",
+    "lora_marlin": "Marlin kernels",
+    "triton_kernel": "the triton_kernels package, which has settings of its own",
+    "humming": "Humming kernels",
+    "aiter": "AITER kernels",
+    "hpc_ops": "HPC-Ops kernels",
+    "ascend": "Ascend kernels",
+    "intel_xpu": "Intel's kernels",
+}
+# Quantisations for which auto picks another backend than Triton.
+_AUTO: Final = {
+    **dict.fromkeys(NVFP4, "NVFP4 weights have no Triton path"),
+    "awq": "AWQ weights go to Marlin",
+    "awq_marlin": "AWQ weights go to Marlin",
+    "gptq": "GPTQ weights go to Marlin",
+    "gptq_marlin": "GPTQ weights go to Marlin",
+    "mxfp4": "MXFP4 weights go to FlashInfer's or the triton_kernels package's kernels",
+    "mxfp8": "MXFP8 weights go to FlashInfer's kernels",
+}
+_DEEPEP: Final = frozenset({"deepep", "deepep_v2", "mooncake", "nixl"})
+
+
+def _device(gpu_name: str) -> str:
+    if "/" in gpu_name:
+        raise InvalidInputError(f"GPU name {gpu_name!r} has a slash: SGLang would look for a directory of that name")
+    return gpu_name.replace(" ", "_")
+
+
+def _default_config(shape: MoEShape, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
+    few = batch_size <= shape.num_experts
+    if shape.dtype == "fp8_w8a8" and shape.block_shape:
+        return LaunchConfig(64, shape.block_shape[0], shape.block_shape[1], 32, 4, 3)
+    if shape.dtype == "fp8_w8a8":
+        if gpu.shared_memory_per_block_optin < _SMALL_SHARED_MEMORY:
+            return LaunchConfig(32, 64, 256, 1, 4, 4) if few else LaunchConfig(64, 128, 256, 64, 4, 2)
+        return LaunchConfig(64, 128, 128, 1, 4, 4) if few else LaunchConfig(128, 256, 128, 32, 8, 4)
+    if few:
+        return LaunchConfig(16, 32, 64, 1, TRITON_WARPS, TRITON_STAGES)
+    return LaunchConfig(64, 64, 32, 8, TRITON_WARPS, TRITON_STAGES)
+
+
+def _shards(tp: int, ep: int) -> int:
+    if tp % ep:
+        raise InvalidInputError(f"--ep {ep} does not divide --tp {tp}: SGLang takes --ep {sizes_that_divide(tp)}")
+    return tp // ep
+
+
+def _backend(facts: LogFacts, reads: bool) -> Backend | None:
+    name = facts.setting("moe_runner_backend", "backend_option")
+    picked = facts.of("backend")
+    if picked and name in (None, "auto"):
+        name = picked[0].values["backend"]
+    if name is None:
+        return Backend("triton", True, "its lines are in the log") if reads else None
+    if name in ("triton", "lora_triton"):
+        return Backend(name, True, "the Triton kernel runs and reads config files")
+    if name != "auto":
+        kernels = _KERNELS.get(name, "other kernels")
+        return Backend(name, False, f"{name} runs {kernels}, and these read no Triton config file")
+    reason = _AUTO.get(facts.setting("quantization") or "")
+    if reason is not None:
+        return Backend(name, False, f"auto does not pick Triton here: {reason}")
+    exchange = facts.setting("moe_a2a_backend")
+    if exchange in _DEEPEP:
+        return Backend(name, None, f"with the all-to-all backend {exchange} fp8 experts run in DeepGEMM")
+    return Backend(name, True, "auto picks Triton for unquantised, fp8 and int8 experts")
+
+
+def _triton_option(facts: LogFacts) -> str | None:
+    quantization = facts.setting("quantization")
+    if quantization in NOT_ON_TRITON:
+        return None
+    return _PACKED if quantization in _MARLIN_QUANTIZATION else _TRITON
+
+
+_LOG: Final = ServerLog(
+    lines=(
+        LogLine("used", "Using MoE kernel config", rf"Using MoE kernel config from (?P<path>{FILE})"),
+        LogLine(
+            "fallback",
+            "Fallback to triton",
+            rf"Config file not found at (?P<asked>{FILE})\. Fallback to triton version (?P<version>[\w.+]+) "
+            rf"and use MoE kernel config from (?P<path>{FILE})",
+        ),
+        LogLine("up_file", "Down MoE config", rf"Down MoE config file not found at (?P<asked>{FILE})"),
+        LogLine(
+            "default",
+            "Using default MoE kernel",
+            rf"Using default MoE kernel config\.(?:[^\n]{{0,200}}?Config file not found at (?P<asked>{FILE}))?",
+        ),
+        LogLine(
+            "ignored",
+            "Deterministic inference",
+            r"Deterministic inference is enabled, using default MoE kernel config",
+        ),
+        LogLine(
+            "block_m",
+            "down_moe config",
+            r"down_moe config BLOCK_SIZE_M=(?P<down>\d+) does not match up config BLOCK_SIZE_M=(?P<up>\d+) "
+            r"at M=(?P<m>\d+)",
+        ),
+        LogLine("mixed", "MoEMethod has no", r"MoEMethod has no (?P<backend>\w+) path; using triton"),
+        LogLine(
+            "backend",
+            "as MoE runner",
+            r"Use (?P<backend>\w+) as MoE runner backend on (?P<gpu>[\w/]+)",
+            before_start=True,
+        ),
+        LogLine(
+            "allreduce_flag",
+            "--enable-flashinfer-allreduce",
+            r"--enable-flashinfer-allreduce-fusion",
+            before_start=True,
+        ),
+        LogLine("sum_allreduce_flag", "--enable-fused-moe", r"--enable-fused-moe-sum-all-reduce", before_start=True),
+        LogLine(
+            "bad_directory",
+            "invalid literal for int()",
+            r"ValueError: invalid literal for int\(\) with base 10: '(?P<text>[^']{0,80})'",
+        ),
+        LogLine("ready", "fired up and ready", r"The server is fired up and ready"),
+    ),
+    starts=("server_args=",),
+    lists=("server_args=",),
+    opening="server_args",
+    settings=(
+        "model_path",
+        "tp_size",
+        "ep_size",
+        "quantization",
+        "moe_runner_backend",
+        "moe_a2a_backend",
+        "enable_flashinfer_allreduce_fusion",
+        "flashinfer_allreduce_fusion_backend",
+        "enable_fused_moe_sum_all_reduce",
+        "enable_deterministic_inference",
+        "disable_flashinfer_autotune",
+        "log_level",
+    ),
+    anywhere=(
+        LogLine(
+            "moe_runner_backend",
+            "moe_runner_backend",
+            r"moe_runner_backend['\"]?\s*[=:]\s*['\"]?(?P<value>[a-z][a-z0-9_]*)",
+        ),
+        LogLine("backend_option", "--moe-runner-backend", r"--moe-runner-backend[= ](?P<value>[a-z][a-z0-9_]*)"),
+    ),
+    own=("moe_runner_backend", "model_path"),
+    shown=("moe_runner_backend", "backend_option", "quantization", "moe_a2a_backend"),
+    backend=_backend,
+    parallel=lambda facts: (facts.number("tp_size"), facts.number("ep_size")),
+    triton_option=_triton_option,
+    # fp8 experts under a FlashInfer backend
+    mixes=True,
+    ignoring=IgnoringMode(
+        code="deterministic",
+        setting="enable_deterministic_inference",
+        title="deterministic inference",
+        message="Deterministic inference makes SGLang ignore every MoE config file, and run 64/64/32 at all batch "
+        "sizes.",
+    ),
+    flashinfer=FlashInferTuning("--moe-runner-backend", _FLASHINFER, "disable_flashinfer_autotune"),
+    misleading=(
+        MisleadingOption(
+            code="allreduce_fusion",
+            settings=("enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"),
+            kind="allreduce_flag",
+            harms=True,
+            message="FlashInfer's all-reduce fusion does nothing on {where}: SGLang checks for SM90 and SM100 only. It "
+            "was seen to turn piecewise CUDA graphs off and to cut max_running_requests from 48 to 26: leave "
+            "--enable-flashinfer-allreduce-fusion (--flashinfer-allreduce-fusion-backend) away.",
+        ),
+        MisleadingOption(
+            code="sum_all_reduce",
+            settings=("enable_fused_moe_sum_all_reduce",),
+            kind="sum_allreduce_flag",
+            harms=False,
+            message="--enable-fused-moe-sum-all-reduce changed nothing measurable on {where}.",
+        ),
+    ),
+)
+
+SGLANG: Final = EngineSpec(
+    name="sglang",
+    title="SGLang",
+    kernel=KernelFile(
+        variable="MOEOPT_SGLANG_KERNEL",
+        versions="0.5.5 to 0.5.23",
+        paths=(
+            "kernels/ops/moe/fused_moe_triton_kernels.py",
+            "srt/layers/moe/moe_runner/triton_utils/fused_moe_triton_kernels.py",
+            "srt/layers/moe/fused_moe_triton/fused_moe_triton_kernels.py",
+        ),
+        adapter="moeopt.kernels.sglang:SglangKernel",
+    ),
+    names=FileNames(device=_device, separator=", ", per_channel=True, split=True, packed_int4=True),
+    layout=VersionedLayout(),
+    variable="SGLANG_MOE_CONFIG_DIR",
+    replaces_bundled=True,
+    bundled=("srt/layers/moe/moe_runner/triton_utils", "srt/layers/moe/fused_moe_triton"),
+    default_config=_default_config,
+    shards=_shards,
+    server=Server(
+        command="python -m sglang.launch_server --model-path {model}",
+        tp_option="--tp",
+        triton=lambda shape: _PACKED if shape.dtype in ("int4_w4a16", "int8_w8a16") else _TRITON,
+        kept=("quantization",),
+    ),
+    log=_LOG,
+    fuses_shared_experts=True,
+)
