@@ -58,7 +58,7 @@ def test_there_are_studies_and_recordings() -> None:
         (SHAPE + "[tune]\nseed = -1\n", "seed is -1"),
         (SHAPE + "[tune]\nworkers = 0\n", "workers is 0"),
         (SHAPE + "[tune]\ntimeout = 'soon'\n", "timeout is 'soon'"),
-        (SHAPE + "[tune]\nbatch_sizes = ['a']\n", "batch size 'a'"),
+        (SHAPE + "[tune]\nbatch_sizes = ['a']\n", r"batch_sizes is \('a',\): give at least one batch size"),
         (SHAPE + "[export]\nengine = 'tgi'\ndirectory = 'x'\n", "engine 'tgi' is unknown"),
         (SHAPE + "[export]\nengine = 'sglang'\n", r"\[export\] holds only engine"),
         (SHAPE + "[export]\nengine = 3\n", "engine is 3: a text is expected"),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from msgspec import Meta
+
+from moeopt.core.fields import Rate, Size, check_fields
 from moeopt.errors import DeviceError, InvalidInputError, UnknownGpuError
 
 
@@ -31,19 +34,22 @@ class GpuSpec:
     """
 
     name: str
-    compute_capability: tuple[int, int]
-    multiprocessors: int
-    shared_memory_per_block_optin: int
-    shared_memory_per_multiprocessor: int
-    registers_per_multiprocessor: int
-    warps_per_multiprocessor: int
-    l2_bytes: int
-    memory_bytes: int
-    bandwidth_gbps: float
-    bf16_tflops: float
-    fp8_tflops: float = 0.0
-    int8_tops: float = 0.0
+    compute_capability: Annotated[tuple[Size, Size], Meta(description="two numbers such as [9, 0]")]
+    multiprocessors: Size
+    shared_memory_per_block_optin: Size
+    shared_memory_per_multiprocessor: Size
+    registers_per_multiprocessor: Size
+    warps_per_multiprocessor: Size
+    l2_bytes: Size
+    memory_bytes: Size
+    bandwidth_gbps: Rate
+    bf16_tflops: Rate
+    fp8_tflops: Rate = 0.0
+    int8_tops: Rate = 0.0
     unified_memory: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def sm(self) -> int:
@@ -61,30 +67,19 @@ class GpuSpec:
         Raises:
             UnknownGpuError: The mapping is not complete and the name is not in the table.
         """
+        known = [field.name for field in fields(cls)]
         if not isinstance(data, Mapping):
             raise InvalidInputError(f"gpu is {data!r}: a mapping of its fields is expected")
-        names = {field.name for field in fields(cls)}
-        values = {k: v for k, v in data.items() if k in names}
-        for key in names - {"name", "compute_capability", "unified_memory"}:
-            value = values.get(key, 0)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise InvalidInputError(f"gpu field {key} is {value!r}: give a number")
+        values = {name: value for name, value in data.items() if name in known}
         base = GPUS.get(_key(str(values.get("name", ""))))
         if base is not None:
             values = {**asdict(base), **values}
-        required = [f.name for f in fields(cls) if f.name not in values and f.name not in _OPTIONAL]
-        if required:
+        missing = [name for name in known if name not in values and name not in _OPTIONAL]
+        if missing:
             raise UnknownGpuError(
-                f"GPU {values.get('name')!r} is not in the table and {required[0]!r} is not given: "
+                f"GPU {values.get('name')!r} is not in the table and {missing[0]!r} is not given: "
                 f"known GPUs are {', '.join(sorted({g.name for g in GPUS.values()}))}"
             )
-        try:
-            major, minor = (int(v) for v in values["compute_capability"])
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidInputError(
-                f"compute_capability is {values['compute_capability']!r}: give two numbers such as [9, 0]"
-            ) from None
-        values["compute_capability"] = (major, minor)
         return cls(**values)
 
     @classmethod

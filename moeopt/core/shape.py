@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+from msgspec import Meta
+
+from moeopt.core.fields import Count, Size, check_fields, checked, from_mapping
 from moeopt.errors import InvalidInputError
 
 Role = Literal["up", "down"]
@@ -17,9 +20,13 @@ DEFAULT_BATCH_SIZES: Final[tuple[int, ...]] = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096,
 )  # fmt: skip
 
-
-# A forward pass of more tokens is a slip of the pen.
+# Upper bound that catches typos: no engine runs so many tokens at once.
 MAX_BATCH_SIZE: Final = 2**20
+BatchSize = Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)]
+BatchSizes = Annotated[
+    tuple[BatchSize, ...],
+    Meta(min_length=1, description=f"at least one batch size from 1 to {MAX_BATCH_SIZE}, such as 1,8,64"),
+]
 
 
 @dataclass(frozen=True)
@@ -60,59 +67,42 @@ class MoEShape:
             experts, and those on other ranks are skipped here.
     """
 
-    num_experts: int
-    top_k: int
-    hidden_size: int
-    intermediate_size: int
+    num_experts: Count
+    top_k: Count
+    hidden_size: Count
+    intermediate_size: Count
     dtype: str = "bf16"
-    block_shape: tuple[int, int] | None = None
+    block_shape: Annotated[tuple[Count, Count], Meta(description="two sizes such as (128, 128)")] | None = None
     per_channel: bool = False
-    group_size: int | None = None
+    group_size: Annotated[int, Meta(ge=1, description="a whole number such as 128")] | None = None
     gated: bool = True
-    shared_experts: int = 0
-    ep_size: int = 1
+    shared_experts: Size = 0
+    ep_size: Count = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_experts", "top_k", "hidden_size", "intermediate_size", "ep_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-                raise InvalidInputError(f"{name} is {value!r}: give a whole number of at least 1")
-        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+        check_fields(self)
+        if self.dtype not in DTYPES:
             raise InvalidInputError(f"dtype {self.dtype!r} is unknown: give one of {', '.join(DTYPES)}")
-        for name in ("per_channel", "gated"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInputError(f"{name} is {getattr(self, name)!r}: give true or false")
-        if self.top_k > self.num_experts * self.ep_size:
+        bits = DTYPES[self.dtype]
+        experts, shared = self.num_experts * self.ep_size, min(self.top_k, self.num_experts)
+        if self.top_k > experts:
             raise InvalidInputError(
-                f"top_k {self.top_k} is greater than the {self.num_experts * self.ep_size} experts: "
-                "a token cannot visit more experts than there are"
+                f"top_k {self.top_k} is greater than the {experts} experts: a token cannot visit more experts than "
+                "there are"
             )
-        if (
-            isinstance(self.shared_experts, bool)
-            or not isinstance(self.shared_experts, int)
-            or not 0 <= self.shared_experts < min(self.top_k, self.num_experts) + 1
-        ):
+        if self.shared_experts > shared:
             raise InvalidInputError(
-                f"shared_experts is {self.shared_experts!r}: give 0 to {min(self.top_k, self.num_experts)}, "
-                "as they count in num_experts and in top_k"
+                f"shared_experts is {self.shared_experts}: give 0 to {shared}, as they count in num_experts and top_k"
             )
-        if self.block_shape is not None:
-            block = tuple(self.block_shape) if isinstance(self.block_shape, list | tuple) else ()
-            if len(block) != 2 or any(isinstance(b, bool) or not isinstance(b, int) or b <= 0 for b in block):
-                raise InvalidInputError(f"block_shape is {self.block_shape!r}: give two sizes such as (128, 128)")
-            if DTYPES[self.dtype].weight_bits != 8 or DTYPES[self.dtype].activation_bits != 8:
-                raise InvalidInputError(f"block_shape is for fp8_w8a8 and int8_w8a8, not for dtype {self.dtype!r}")
-            if self.per_channel:
-                raise InvalidInputError("block_shape and per_channel exclude each other: give one of them")
-            object.__setattr__(self, "block_shape", block)
-        if self.per_channel and DTYPES[self.dtype].weight_bits != 8:
+        if self.block_shape is not None and (bits.weight_bits, bits.activation_bits) != (8, 8):
+            raise InvalidInputError(f"block_shape is for fp8_w8a8 and int8_w8a8, not for dtype {self.dtype!r}")
+        if self.block_shape is not None and self.per_channel:
+            raise InvalidInputError("block_shape and per_channel exclude each other: give one of them")
+        if self.per_channel and bits.weight_bits != 8:
             raise InvalidInputError(f"per_channel is for 8-bit weights, not for dtype {self.dtype!r}")
-        if self.group_size is not None:
-            if self.dtype not in ("int4_w4a16", "int8_w8a16"):
-                raise InvalidInputError(f"group_size is for int4_w4a16 and int8_w8a16, not for dtype {self.dtype!r}")
-            if isinstance(self.group_size, bool) or not isinstance(self.group_size, int) or self.group_size <= 0:
-                raise InvalidInputError(f"group_size is {self.group_size!r}: give a whole number such as 128")
-        elif self.dtype == "int4_w4a16":
+        if self.group_size is not None and self.dtype not in ("int4_w4a16", "int8_w8a16"):
+            raise InvalidInputError(f"group_size is for int4_w4a16 and int8_w8a16, not for dtype {self.dtype!r}")
+        if self.group_size is None and self.dtype == "int4_w4a16":
             raise InvalidInputError("int4_w4a16 needs a group_size: give 32, 64 or 128, as the checkpoint says")
 
     def output_rows(self, role: Role) -> int:
@@ -141,16 +131,7 @@ class MoEShape:
         Raises:
             InvalidInputError: A key is unknown or missing, or a value is not usable.
         """
-        if not isinstance(data, Mapping):
-            raise InvalidInputError(f"shape is {data!r}: a mapping of its fields is expected")
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(map(str, set(data) - known))
-        if unknown:
-            raise InvalidInputError(f"shape key {unknown[0]!r} is unknown: the keys are {', '.join(sorted(known))}")
-        missing = [n for n in ("num_experts", "top_k", "hidden_size", "intermediate_size") if n not in data]
-        if missing:
-            raise InvalidInputError(f"shape key {missing[0]!r} is missing")
-        return cls(**data)
+        return from_mapping(cls, data, "shape")
 
     @classmethod
     def from_model(
@@ -226,15 +207,20 @@ def check_batch_sizes(sizes: object) -> tuple[int, ...]:
     """Batch sizes, ascending and once each.
 
     Raises:
-        InvalidInputError: None is given, or one is not a whole number of at least 1.
+        InvalidInputError: None is given, or one is not a whole number from 1 to :data:`MAX_BATCH_SIZE`.
     """
-    if not isinstance(sizes, list | tuple) or not sizes:
-        raise InvalidInputError(f"batch sizes are {sizes!r}: give at least one, such as 1,8,64")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-            raise InvalidInputError(f"batch size {size!r} cannot be: give whole numbers of at least 1")
-        if size > MAX_BATCH_SIZE:
-            raise InvalidInputError(
-                f"batch size {size} is over {MAX_BATCH_SIZE}: no engine runs so many tokens at once"
-            )
-    return tuple(sorted(set(sizes)))
+    found: tuple[int, ...] = checked(sizes, BatchSizes, "batch_sizes")
+    return tuple(sorted(set(found)))
+
+
+def choose_batch_sizes(given: object = None, there: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The batch sizes that are meant.
+
+    Args:
+        given: What a user gave; None where they left it open.
+        there: Those of a recording, which are all that it can time; None for a GPU, which can time any.
+
+    Raises:
+        InvalidInputError: Those given cannot be.
+    """
+    return check_batch_sizes(given if given is not None else there or DEFAULT_BATCH_SIZES)

@@ -51,7 +51,10 @@ MADE: list[bytes] = []
         ([*TUNE, "--dtype", "fp8_w8a8"], "--experts is missing"),
         ([*TUNE, "--per-channel"], "--experts is missing"),
         (["plan", *SHAPE, "--gpu", "NVIDIA H200", "--trials", "0"], "trials is 0"),
-        (["plan", *SHAPE, "--gpu", "NVIDIA H200", "--batch-sizes", "1000000000"], "is over 1048576"),
+        (
+            ["plan", *SHAPE, "--gpu", "NVIDIA H200", "--batch-sizes", "1000000000"],
+            "batch_sizes is [1000000000]: give at least one batch size from 1 to 1048576",
+        ),
         (["plan", *SHAPE[:-1], "64", "--gpu", "recorded:tiny.jsonl.gz"], "is a recording of E8-top2-K256-N128-bf16"),
         (["record", "tiny.jsonl.gz", *SHAPE], "tiny.jsonl.gz is there already"),
         (["record", "new.jsonl.gz", *SHAPE, "--slow-factor", "nan"], "--slow-factor is nan"),

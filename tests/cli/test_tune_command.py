@@ -54,7 +54,7 @@ def test_a_study_file_tunes_and_exports(run: Run, tiny_recording: Write, tmp_pat
         (["tune", *SHAPE[:-1], "fp7"], "dtype 'fp7' is unknown"),
         (["tune", "--experts", "4", "--top-k", "8", "--hidden", "64", "--intermediate", "64"], "top_k 8 is greater"),
         (["tune", *SHAPE, "--gpu", "tpu:0"], "gpu 'tpu:0' is unknown: give cuda:0, all, or recorded:FILE"),
-        (["tune", *SHAPE, "--batch-sizes", "0"], "batch size 0 cannot be"),
+        (["tune", *SHAPE, "--batch-sizes", "0"], "batch_sizes is [0]: give at least one batch size from 1 to 1048576"),
         (["tune", *SHAPE, "--batch-sizes", "x"], "--batch-sizes is 'x'"),
         (["tune", *SHAPE, "--block-shape", "128"], "--block-shape is '128'"),
         (["tune", *SHAPE, "--tp", "4"], "--tp, --ep and --fuse-shared go with --model"),

@@ -204,7 +204,7 @@ def test_the_shape_of_a_recording_must_be_the_one_asked_for(tiny_recording: Writ
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_sizes": [0]}, "batch size 0"),
+        ({"batch_sizes": [0]}, "0.*: give at least one batch size from 1"),
         ({"batch_sizes": []}, "give at least one"),
         ({"batch_sizes": [5]}, "batch size 5 is not in the recording: it holds 1, 16, 64"),
         ({"trials": 0}, "trials is 0"),
