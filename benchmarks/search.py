@@ -48,7 +48,7 @@ class Judge:
         self.device = RecordedDevice(recording)
         self.landscape = Landscape.from_recording(recording)
         self.space = SearchSpace.grid(recording.shape)
-        self.candidates = tuple(self.device.candidates(self.space.configs()))
+        self.candidates = tuple(self.device.spec.candidates(self.space.configs()))
         self.cells = tuple(Cell(role, m) for m in recording.batch_sizes for role in ROLES)
         self.us: dict[Cell, dict[LaunchConfig, float]] = {}
         for cell, row in zip(self.landscape.cells, self.landscape.us, strict=True):
@@ -68,7 +68,7 @@ class Judge:
 
     def problem(self, trials: int, seed: int, landscapes: Sequence[Landscape]) -> SearchProblem:
         """What a tune of this recording would be given."""
-        rooflines = {cell: self.device.roofline_us(cell) for cell in self.cells}
+        rooflines = {cell: self.device.spec.roofline_us(cell) for cell in self.cells}
         return SearchProblem(
             shape=self.recording.shape,
             gpu=self.recording.gpu,
@@ -78,7 +78,7 @@ class Judge:
             candidates=self.candidates,
             trials=trials,
             seed=seed,
-            defaults={c: self.device.default_config(c.roles[0], c.batch_size) for c in self.cells},
+            defaults={c: self.device.spec.default_config(c.roles[0], c.batch_size) for c in self.cells},
             roofline_us={c: us for c, us in rooflines.items() if us is not None},
             landscapes=landscapes,
         )

@@ -114,7 +114,7 @@ def workers_at_once(url: str, workers: int, jobs: int) -> dict[str, float | int]
     todo = [Job(cells[i % len(cells)], configs[i // len(cells)]) for i in range(jobs)]
     key = StudyKey.of(device, "split")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.storage.worker_run", url, str(RECORDING), str(workers), "10", "30"],
+        [sys.executable, "-m", "tests.distributed.worker_run", url, str(RECORDING), str(workers), "10", "30"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -127,7 +127,7 @@ def workers_at_once(url: str, workers: int, jobs: int) -> dict[str, float | int]
             process.stdout.readline()
         time.sleep(8)  # all have opened the database
         board = job_board(store, key)
-        context = TrialContext(device.shape)
+        context = TrialContext(device.spec.shape)
         begin = time.perf_counter()
         with SharedDevice(device, board, "bench", 0, lambda cell: context, lambda job: None) as shared:
             done = Counter(m.job for m in shared.measure(todo))

@@ -35,11 +35,11 @@ def main() -> None:
     for warm in (False, True):
         options = DeviceOptions(kernel="builtin", warm_l2=warm)
         with open_device("cuda:0", shape, options, batch_sizes=tuple(args.batch_sizes)) as device:
-            legal = [c for c in device.candidates(SearchSpace.grid(shape).configs()) if c.block_size_m == 16]
+            legal = [c for c in device.spec.candidates(SearchSpace.grid(shape).configs()) if c.block_size_m == 16]
             configs = random.Random(0).sample(legal, min(args.sample, len(legal)))
             jobs = [Job(Cell(role, m), config) for config in configs for m in args.batch_sizes for role in ROLES]
             times[warm] = {m.job: m.median_us for m in device.measure(jobs) if m.status == "ok"}
-            facts = machine_facts(device.gpu)
+            facts = machine_facts(device.spec.gpu)
     rows, out = [], []
     for m in args.batch_sizes:
         for role in ROLES:

@@ -178,7 +178,7 @@ def part_tune(args: argparse.Namespace, shape: MoEShape, name: str) -> dict[str,
             "cpu_s": round(sum(counts.seconds), 1),
         },
         "worker": {"open_s": facts.open_s, "timing": facts.timing},
-        "machine": machine_facts(device.gpu),
+        "machine": machine_facts(device.spec.gpu),
         "batch_sizes": tuned["batch_sizes"],
     }
 

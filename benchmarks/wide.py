@@ -51,7 +51,7 @@ def walk(device: Device, batch_sizes: tuple[int, ...]) -> tuple[Ledger, dict[str
     start = time.monotonic()
     cells = tuple(Cell(role, m) for m in batch_sizes for role in ROLES)
     ledger = Ledger(cells)
-    configs = device.candidates(SearchSpace.grid(device.shape).configs())
+    configs = device.spec.candidates(SearchSpace.grid(device.spec.shape).configs())
     jobs = [Job(cell, config) for config in configs for cell in cells]
 
     def slow(job: Job, rounds: Any) -> bool:
@@ -166,7 +166,7 @@ def main() -> None:
         }
         verified = verify(device, arms, passes=args.passes)
         lap(f"all five in turn, {verified.passes} passes")
-        gpu, info, measured_shape = device.gpu, device.info, device.shape
+        gpu, info, measured_shape = device.spec.gpu, device.spec.provenance, device.spec.shape
     rows = [
         [
             str(row.batch_size),

@@ -85,7 +85,7 @@ def tune(
             device,
             store,
             TuneOptions(
-                batch_sizes=device.batch_sizes or DEFAULT_BATCH_SIZES if sizes is None else sizes,
+                batch_sizes=device.spec.batch_sizes or DEFAULT_BATCH_SIZES if sizes is None else sizes,
                 mode=mode,
                 space=space,
                 trials=trials,

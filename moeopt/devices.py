@@ -55,17 +55,18 @@ def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Devi
             "omit the shape, or give a recording of it"
         )
     device = RecordedDevice(recording)
-    if options.kernel not in ("auto", device.info.kernel):
+    info = device.spec.provenance
+    if options.kernel not in ("auto", info.kernel):
         raise RecordingError(
-            f"{recording.path} is a recording of the {device.info.kernel} kernel, and {options.kernel} was asked for: "
+            f"{recording.path} is a recording of the {info.kernel} kernel, and {options.kernel} was asked for: "
             "omit the kernel, or give a recording of it"
         )
-    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != device.info.routing:
+    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != info.routing:
         raise RecordingError(
-            f"{recording.path} is a recording of {device.info.routing_title} routing, and {options.routing} was asked "
+            f"{recording.path} is a recording of {info.routing_title} routing, and {options.routing} was asked "
             "for: omit the routing, or give a recording of it"
         )
-    if options.warm_l2 and not device.info.warm_l2:
+    if options.warm_l2 and not info.warm_l2:
         raise RecordingError(
             f"{recording.path} was measured with a cold L2, and a warm one was asked for: omit --warm-l2, or "
             "give a recording of it"

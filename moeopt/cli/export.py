@@ -189,7 +189,7 @@ def _ladder(
     recorded = gpu.startswith("recorded:")
     options = DeviceOptions() if recorded else DeviceOptions.as_measured(result.info, routing, engine=engine)
     with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
-        how = "estimated between the batch sizes of a recording" if device.info.recorded else "measured on the GPU"
+        how = "estimated between the batch sizes of a recording" if recorded else "measured on the GPU"
         return find_rungs(up, down, _measured_times(device)), how
 
 
@@ -215,7 +215,7 @@ def _stored_times(result: TuneResult, storage: str | None) -> TimeUs:
 def _measured_times(device: Device) -> TimeUs:
     """Times from the device, each asked for once; between the batch sizes of a recording they are estimated."""
     known: dict[tuple[Role, int, LaunchConfig], float | None] = {}
-    sizes = device.batch_sizes
+    sizes = device.spec.batch_sizes
 
     def measured(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
         key = role, batch_size, config

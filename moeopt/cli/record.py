@@ -66,8 +66,8 @@ def record(
     options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
     end_on_sigterm()
     with open_device(gpu, shape, options, batch_sizes=sizes) as device:
-        console.print(device.info.source, markup=False)
-        chosen = SearchSpace.named(space, shape, extras=device.space_extras())
+        console.print(device.spec.provenance.source, markup=False)
+        chosen = SearchSpace.named(space, shape, extras=device.spec.space_extras)
         recorder = Recorder(device, chosen, sizes, out, slow_factor=slow_factor, limit=sample)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("recording", total=len(recorder.configs))

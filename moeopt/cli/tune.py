@@ -129,9 +129,9 @@ def tune(
     with ExitStack() as stack:
         store = stack.enter_context(StudyStore(merged.get("storage", DEFAULT_STORAGE)))
         device = stack.enter_context(_open(merged.get("gpu"), shape, device_options, options, file))
-        if not merged.get("batch_sizes") and device.batch_sizes:
-            options = replace(options, batch_sizes=device.batch_sizes)
-        console.print(device.info.source, markup=False)
+        if not merged.get("batch_sizes") and device.spec.batch_sizes:
+            options = replace(options, batch_sizes=device.spec.batch_sizes)
+        console.print(device.spec.provenance.source, markup=False)
         end_on_sigterm()
         tuner = Tuner(device, store, options, share=share)
         with TuneProgress(options.trials * len(tuner.cells)) as progress:

@@ -84,16 +84,16 @@ def verify_command(
     console = Console(soft_wrap=True, highlight=False)
     options = DeviceOptions(kernel=kernel, engine=engine, routing=routing)
     with open_device(gpu, shape, options, batch_sizes=sizes) as device:
-        console.print(device.info.source, markup=False)
+        spec = device.spec
+        console.print(spec.provenance.source, markup=False)
         tables = _tables(device, engine, tuned, existing, result, sizes, triton)
         outcome = verify(device, tables, passes=passes, minimum_gain=minimum_gain / 100)
         written = []
         if export is not None:
             up, down = outcome.configs()
             joint = not engines.get(engine).split
-            written = export_configs(
-                engine, export, device.shape, device.gpu.name, triton or device.info.triton, up, None if joint else down
-            )
+            version = triton or spec.provenance.triton
+            written = export_configs(engine, export, spec.shape, spec.gpu.name, version, up, None if joint else down)
     print_verification(console, outcome)
     for path in written:
         console.print(f"wrote {path}", markup=False)
@@ -111,10 +111,10 @@ def _tables(
     triton: str | None,
 ) -> dict[str, dict[int, Row]]:
     """Existing (if given), default, tuned: in the order in which a row may be taken over."""
-    version = triton or device.info.triton
+    version = triton or device.spec.provenance.triton
     if result is None:
         assert tuned is not None
-        files = import_configs(engine, tuned, device.shape, device.gpu, version)
+        files = import_configs(engine, tuned, device.spec.shape, device.spec.gpu, version)
         keys = tuple(files.up)
         if sizes is not None:
             _timed(device, sizes, every=True)
@@ -128,7 +128,7 @@ def _tables(
         tuned_table = {m: Row(up[m], (down or up)[m]) for m in wanted}
     tables = {"default": default_table(device, tuple(tuned_table)), "tuned": tuned_table}
     if existing is not None:
-        files = import_configs(engine, existing, device.shape, device.gpu, version)
+        files = import_configs(engine, existing, device.spec.shape, device.spec.gpu, version)
         today = {m: Row(files.at("up", m), files.at("down", m)) for m in tuned_table}
         tables = {"existing": today, **tables}
     return tables
@@ -136,7 +136,7 @@ def _tables(
 
 def _timed(device: Device, keys: tuple[int, ...], *, every: bool = False) -> tuple[int, ...]:
     """Of these batch sizes, those that the device can time; an error where it is none, or not ``every`` one."""
-    there = device.batch_sizes
+    there = device.spec.batch_sizes
     found = tuple(m for m in keys if there is None or m in there)
     if not found or (every and found != keys):
         missing = next(m for m in keys if m not in found)

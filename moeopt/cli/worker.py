@@ -49,7 +49,7 @@ def worker(
             console.print(f"no tune on such a GPU was found in {store.display}: ended", markup=False)
             return
         stack.enter_context(device)
-        console.print(device.info.source, markup=False)
+        console.print(device.spec.provenance.source, markup=False)
         one = Worker(store, device)
         try:
             one.run(idle_s)

@@ -11,15 +11,15 @@ import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import MoEShape, Role
-from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
+from moeopt.core.trial import Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError, InvalidInputError, MoeoptError
-from moeopt.measure.base import Device
-from moeopt.measure.multi_gpu import BatchSizeAssignment, ResultChannel, agreed, agreement_text, control_us
+from moeopt.measure.base import Device, DeviceSpec, unknown_roofline
+from moeopt.measure.multi_gpu import BatchSizeAssignment, Question, ResultChannel, agreed, agreement_text
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _START_S: Final = 300.0
@@ -27,10 +27,22 @@ _CONNECT_S: Final = 10.0
 _GONE: Final = "all GPUs of the Ray cluster are gone: start it again and run the same command"
 
 
+@dataclass(frozen=True)
+class RaceQuestion:
+    """An actor asks the race: :meth:`GpuActor.answer` takes the answer, with this number."""
+
+    number: int
+    job: Job
+    rounds: tuple[float, ...]
+
+
+ActorMessage = Measurement | RaceQuestion | BaseException
+
+
 class GpuActor:
     """Runs in the cluster: holds the device of one GPU.
 
-    :meth:`measure` says results and the race's questions as they come; :meth:`answer` and :meth:`stop`
+    :meth:`measure` yields results and the race's questions as they come; :meth:`answer` and :meth:`stop`
     are called meanwhile, from another thread of the actor.
     """
 
@@ -41,12 +53,12 @@ class GpuActor:
         self._numbers = itertools.count()
         self._stopped = -1
 
-    def call(self, what: Callable[[Device], Any]) -> Any:
+    def call(self, what: Callable[[Device], T]) -> T:
         """Something that the device answers."""
         return what(self._device)
 
-    def measure(self, batch: int, jobs: Sequence[Job], raced: bool) -> Generator[tuple[str, Any]]:
-        """Times jobs; says ``result``, ``error``, and ``race`` with a number where the race is to be asked."""
+    def measure(self, batch: int, jobs: Sequence[Job], raced: bool) -> Generator[ActorMessage]:
+        """Times jobs. What is raised is yielded, as Ray would put a traceback into its message; it is the last."""
         channel = self._channel = ResultChannel()
         self._questions = {}
         if batch <= self._stopped:
@@ -54,14 +66,14 @@ class GpuActor:
         thread = threading.Thread(target=channel.work, args=(self._device, jobs), kwargs={"raced": raced}, daemon=True)
         thread.start()
         try:
-            for kind, value, answer in channel.messages():
-                if kind == "race":
+            for message in channel.messages():
+                if isinstance(message, Question):
                     number = next(self._numbers)
-                    self._questions[number] = answer
-                    yield kind, (number, *value)
+                    self._questions[number] = message.answer
+                    yield RaceQuestion(number, message.job, tuple(message.rounds))
                 else:
-                    yield kind, value
-                if kind == "error":
+                    yield message
+                if isinstance(message, BaseException):
                     return
         finally:
             channel.stop()
@@ -135,82 +147,70 @@ class RayDevice(Device):
         self._batch = 0
         try:
             first = self._opened()
-            self._batch_sizes = self._ask(_Attribute("batch_sizes"))
         except BaseException:
             self.close()
             raise
-        self.shape, self.gpu = first.shape, first.gpu
-        self.info = replace(first.info, source=f"{len(self._members)} GPUs of a Ray cluster; {first.info.source}")
+        source = f"{len(self._members)} GPUs of a Ray cluster; {first.provenance.source}"
+        super().__init__(
+            replace(
+                first,
+                provenance=replace(first.provenance, source=source),
+                # The actors answer: the engine whose rules these are need not be on this machine.
+                candidates=lambda configs: self._ask(lambda device: device.spec.candidates(configs)),
+                default_config=lambda role, m: self._ask(lambda device: device.spec.default_config(role, m)),
+                roofline_us=lambda cell: self._ask(lambda device: device.spec.roofline_us(cell)),
+            )
+        )
         self._assignment = BatchSizeAssignment(member.number for member in self._members)
         self.control: tuple[float, ...] | None = None
 
-    def _opened(self) -> _Facts:
+    def _opened(self) -> DeviceSpec:
         """Waits for the actors; those that cannot open their device are left out."""
-        facts: list[_Facts] = []
+        specs: list[DeviceSpec] = []
         errors: list[str] = []
         for member in list(self._members):
             try:
-                facts.append(self._ray.get(member.handle.call.remote(_facts), timeout=_START_S))
+                specs.append(self._ray.get(member.handle.call.remote(_plain_spec), timeout=_START_S))
             except (self._ray.exceptions.RayError, MoeoptError) as error:
                 errors.append(str(getattr(error, "cause", None) or error).splitlines()[-1])
                 self._ray.kill(member.handle)
                 self._members.remove(member)
-        if not facts:
+        if not specs:
             raise DeviceError(f"no GPU of the Ray cluster could be opened: {errors[0] if errors else 'it has none'}")
         for line in errors:
             log.warning("a GPU of the Ray cluster was left out: %s", line)
-        if len({(one.shape, one.gpu, one.info.kernel_hash) for one in facts}) > 1:
-            names = ", ".join(sorted({one.gpu.name for one in facts}))
+        if len({(one.shape, one.gpu, one.provenance.kernel_hash) for one in specs}) > 1:
+            names = ", ".join(sorted({one.gpu.name for one in specs}))
             raise DeviceError(f"the Ray cluster's GPUs or kernels differ ({names}): give it machines of one kind")
-        return facts[0]
+        return specs[0]
 
-    def _ask(self, what: Callable[[Device], Any]) -> Any:
+    def _ask(self, what: Callable[[Device], T]) -> T:
         """The answer of the first actor that lives."""
         while self._members:
             member = self._members[0]
             try:
-                return self._ray.get(member.handle.call.remote(what))
+                answer: T = self._ray.get(member.handle.call.remote(what))
+                return answer
             except self._ray.exceptions.RayActorError:
                 self._drop_member(member)
         raise DeviceError(_GONE)
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        sizes: tuple[int, ...] | None = self._batch_sizes
-        return sizes
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
-        fitting: list[LaunchConfig] = self._ask(_Call("candidates", (list(configs),)))
-        return fitting
-
-    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        config: LaunchConfig = self._ask(_Call("default_config", (role, batch_size)))
-        return config
-
-    def space_extras(self) -> tuple[str, ...]:
-        keys: tuple[str, ...] = self._ask(_Call("space_extras", ()))
-        return keys
-
     def notices(self) -> tuple[str, ...]:
         return agreement_text(self.control)
 
-    def roofline_us(self, cell: Cell) -> float | None:
-        us: float | None = self._ask(_Call("roofline_us", (cell,)))
-        return us
-
-    def launch_bytes(self, cell: Cell) -> float | None:
-        number: float | None = self._ask(_Call("launch_bytes", (cell,)))
-        return number
-
     def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
-        hinted = list(configs)
+        wanted = list(configs)
         for member in self._members:
-            member.handle.call.remote(_Call("prefetch", (hinted,)))
+            member.handle.call.remote(lambda device: device.prefetch(wanted))
+
+    def control_us(self) -> float | None:
+        """The slowest GPU's; 0 for recordings."""
+        return max(self.check_agreement(), default=0.0)
 
     def check_agreement(self) -> tuple[float, ...]:
         """Times the control config on every GPU that is still there: see :meth:`MultiGpuDevice.check_agreement`."""
         if self.control is None:
-            asked = [(member, member.handle.call.remote(control_us)) for member in self._members]
+            asked = [(member, member.handle.call.remote(_control_us)) for member in self._members]
             times = []
             for member, answer in asked:
                 try:
@@ -240,7 +240,7 @@ class RayDevice(Device):
                 (stream, *_), _ = self._ray.wait(list(streams), fetch_local=False)
                 member = streams[stream]
                 try:
-                    kind, value = self._ray.get(next(stream))
+                    message = self._ray.get(next(stream))
                 except StopIteration:
                     del streams[stream]
                     continue
@@ -250,14 +250,14 @@ class RayDevice(Device):
                     self._drop_member(member)
                     self._begin(streams, list(member.jobs), raced)
                     continue
-                if kind == "race":
-                    number, job, rounds = value
-                    member.handle.answer.options(concurrency_group="answer").remote(number, race(job, rounds))
-                elif kind == "error":
-                    raise value
-                else:
-                    del member.jobs[value.job]
-                    yield value
+                match message:
+                    case RaceQuestion(number, job, rounds):
+                        member.handle.answer.options(concurrency_group="answer").remote(number, race(job, rounds))
+                    case BaseException():
+                        raise message
+                    case _:
+                        del member.jobs[message.job]
+                        yield message
         finally:
             for member in streams.values():
                 # Its next batch waits until this one has ended.
@@ -292,36 +292,17 @@ class RayDevice(Device):
             self._ray.kill(member.handle)
 
 
-@dataclass(frozen=True)
-class _Facts:
-    shape: MoEShape
-    gpu: Any
-    info: Any
+def _plain_spec(device: Device) -> DeviceSpec:
+    """A device's spec without what only its own process can answer."""
+    return replace(device.spec, candidates=_not_here, default_config=_not_here, roofline_us=unknown_roofline)
 
 
-def _facts(device: Device) -> _Facts:
-    return _Facts(device.shape, device.gpu, device.info)
+def _not_here(*_: Any) -> NoReturn:
+    raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class _Attribute:
-    """An attribute that is asked for in an actor."""
-
-    name: str
-
-    def __call__(self, device: Device) -> Any:
-        return getattr(device, self.name)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A method call that travels to an actor."""
-
-    name: str
-    args: tuple[Any, ...]
-
-    def __call__(self, device: Device) -> Any:
-        return getattr(device, self.name)(*self.args)
+def _control_us(device: Device) -> float | None:
+    return device.control_us()
 
 
 def import_ray() -> Any:

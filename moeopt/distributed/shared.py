@@ -1,21 +1,19 @@
-"""A device whose jobs are shared with workers through the study database."""
+"""Device whose jobs are shared with workers through the study database."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 from typing import Final, TypeVar
 
-from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.distributed.claims import Claim, JobBoard
 from moeopt.errors import StorageError
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, WrappedDevice
 from moeopt.storage.backend import TransientError
 from moeopt.storage.codec import TrialContext
 
@@ -126,7 +124,7 @@ class ClaimedJobs:
         self._done.clear()
 
 
-class SharedDevice(Device):
+class SharedDevice(WrappedDevice):
     """Posts jobs for all to claim, claims like the others, and yields what anyone measured."""
 
     def __init__(
@@ -150,8 +148,7 @@ class SharedDevice(Device):
             stored: Told of each job whose trial is in the database already.
             give_up_s: How long to wait for a database that is away.
         """
-        self._device = device
-        self.shape, self.gpu, self.info = device.shape, device.gpu, device.info
+        super().__init__(device)
         self._board = board
         self._run = run
         self._seq = first_seq
@@ -159,25 +156,6 @@ class SharedDevice(Device):
         self._retry = RetryPolicy(give_up_s)
         self._jobs = ClaimedJobs(board, device, context, self._retry)
         self._heartbeat = Heartbeat(board)
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        return self._device.batch_sizes
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
-        return self._device.candidates(configs)
-
-    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        return self._device.default_config(role, batch_size)
-
-    def space_extras(self) -> tuple[str, ...]:
-        return self._device.space_extras()
-
-    def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
-        self._device.prefetch(configs)
-
-    def roofline_us(self, cell: Cell) -> float | None:
-        return self._device.roofline_us(cell)
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         """Times jobs, here and wherever a worker has joined; ``race`` holds for those timed here.

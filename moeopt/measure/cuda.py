@@ -7,22 +7,23 @@ import importlib.metadata
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeopt.compile import CompilePool
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.provenance import Provenance
-from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
 from moeopt.core.trial import Cell
 from moeopt.errors import DeviceError, UnknownGpuError
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, DeviceSpec
 from moeopt.measure.bench import BenchFacts
 from moeopt.measure.compile_queue import Compiler
 from moeopt.measure.cuda_bench import CudaBench, measured_rates
 from moeopt.measure.monitor import GpuMonitor, gpu_count
-from moeopt.measure.roofline import Rates, RateStore, launch_bytes, rate_key, roofline_us
+from moeopt.measure.roofline import Rates, RateStore, rate_key, roofline_us
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.measure.worker_device import WorkerDevice
 
@@ -66,7 +67,7 @@ class CudaDevice(WorkerDevice):
         make_kernel = functools.partial(_kernel, options.kernel, options.engine)
         bench = CudaBench(make_kernel, shape, index, options.routing, planned, options.seed, options.warm_l2)
         supervisor = Supervisor(bench, log_path(index), deadlines=deadlines, environment=environment)
-        supervisor.prepare([Cell(role, m) for m in planned for role in ("up", "down")])
+        supervisor.prepare([Cell(role, m) for m in planned for role in ROLES])
         try:
             supervisor.start()
             gpu = _spec(monitor) or _detected(supervisor.facts())
@@ -74,7 +75,7 @@ class CudaDevice(WorkerDevice):
             kernel.check(shape, gpu)
             if pool is None:
                 pool = (make_pool or local_pool)(shape, gpu, kernel, options)
-            info = _info(gpu, index, kernel, monitor, options)
+            provenance = _provenance(gpu, index, kernel, monitor, options)
         except BaseException:
             supervisor.close()
             if pool is not None:
@@ -83,11 +84,10 @@ class CudaDevice(WorkerDevice):
         self.pool = pool
         self._rate_store = rates or RateStore()
         self._rates: Rates | None = None
+        spec = DeviceSpec.of_kernel(kernel, shape, gpu, provenance)
         super().__init__(
-            shape=shape,
-            gpu=gpu,
+            spec=replace(spec, roofline_us=self._roofline_us, routing=options.routing, seed=options.seed),
             kernel=kernel,
-            info=info,
             supervisor=supervisor,
             compiler=pool,
             batch_sizes=planned,
@@ -109,7 +109,7 @@ class CudaDevice(WorkerDevice):
             DeviceError: They are not known yet and a measurement is under way.
         """
         if self._rates is None:
-            key = rate_key(self.gpu.name, self.info.driver, self.info.torch, self.shape)
+            key = rate_key(self.spec.gpu.name, self.spec.provenance.driver, self.spec.provenance.torch, self.spec.shape)
             self._rates = self._rate_store.load(key)
             if self._rates is None:
                 self._rates = self._ask(measured_rates)
@@ -120,22 +120,19 @@ class CudaDevice(WorkerDevice):
                     log.warning("the GPU's rates are measured again next time: %s meanwhile", self._busy)
         return self._rates
 
-    def roofline_us(self, cell: Cell) -> float | None:
+    def _roofline_us(self, cell: Cell) -> float | None:
         if self._rates is None and self._measuring:
             return None
-        return roofline_us(self.shape, cell, self.rates(), self.options.routing, self.options.seed)
-
-    def launch_bytes(self, cell: Cell) -> float | None:
-        return launch_bytes(self.shape, cell, self.options.routing, self.options.seed)
+        return roofline_us(self.spec.shape, cell, self.rates(), self.options.routing, self.options.seed)
 
     def _ensure_worker(self) -> BenchFacts:
         facts = super()._ensure_worker()
-        found = _detected(facts)
         for limit in _LIMITS:
-            if getattr(found, limit) != getattr(self.gpu, limit):
+            found, expected = (getattr(gpu, limit) for gpu in (_detected(facts), self.spec.gpu))
+            if found != expected:
                 raise DeviceError(
-                    f"cuda:{self.index} has {limit} {getattr(found, limit)!r} and {getattr(self.gpu, limit)!r} was "
-                    "expected: set CUDA_DEVICE_ORDER=PCI_BUS_ID if several kinds of GPU are in this machine"
+                    f"cuda:{self.index} has {limit} {found!r} and {expected!r} was expected: "
+                    "set CUDA_DEVICE_ORDER=PCI_BUS_ID if several kinds of GPU are in this machine"
                 )
         return facts
 
@@ -214,7 +211,7 @@ def _detected(facts: BenchFacts) -> GpuSpec:
     return facts.gpu
 
 
-def _info(
+def _provenance(
     gpu: GpuSpec, index: int, kernel: MoEKernel, monitor: GpuMonitor | None, options: DeviceOptions
 ) -> Provenance:
     from moeopt.kernels.routing import Routing

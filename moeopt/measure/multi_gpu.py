@@ -7,12 +7,11 @@ import logging
 import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import Role
-from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
+from moeopt.core.trial import Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError
 from moeopt.measure.base import Device
 
@@ -43,44 +42,25 @@ class MultiGpuDevice(Device):
     def __init__(self, devices: Sequence[Device]) -> None:
         if not devices:
             raise DeviceError("no GPU was given: name at least one")
-        first = devices[0]
+        first = devices[0].spec
         for number, device in enumerate(devices):
-            if device.gpu != first.gpu:
+            spec = device.spec
+            if spec.gpu != first.gpu:
                 raise DeviceError(
-                    f"GPU {number} is {device.gpu.name} and GPU 0 is {first.gpu.name}: tune each kind by itself, "
+                    f"GPU {number} is {spec.gpu.name} and GPU 0 is {first.gpu.name}: tune each kind by itself, "
                     "with --gpu cuda:N"
                 )
-            if device.shape != first.shape or device.info.kernel_hash != first.info.kernel_hash:
+            if spec.shape != first.shape or spec.provenance.kernel_hash != first.provenance.kernel_hash:
                 raise DeviceError(f"GPU {number} would time another shape or kernel than GPU 0")
-        self.devices = tuple(devices)
-        self.shape, self.gpu = first.shape, first.gpu
         count = f"{len(devices)} GPUs; " if len(devices) > 1 else ""
-        self.info = replace(first.info, source=count + first.info.source)
+        super().__init__(replace(first, provenance=replace(first.provenance, source=count + first.provenance.source)))
+        self.devices = tuple(devices)
         self.control: tuple[float, ...] | None = None
         self._assignment = BatchSizeAssignment(range(len(devices)))
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        return self.devices[0].batch_sizes
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
-        return self.devices[0].candidates(configs)
-
-    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        return self.devices[0].default_config(role, batch_size)
-
-    def space_extras(self) -> tuple[str, ...]:
-        return self.devices[0].space_extras()
 
     def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
         # One compile pool serves all.
         self.devices[0].prefetch(configs)
-
-    def roofline_us(self, cell: Cell) -> float | None:
-        return self.devices[0].roofline_us(cell)
-
-    def launch_bytes(self, cell: Cell) -> float | None:
-        return self.devices[0].launch_bytes(cell)
 
     def check_agreement(self) -> tuple[float, ...]:
         """Times the control config on every GPU.
@@ -92,13 +72,17 @@ class MultiGpuDevice(Device):
             DeviceError: They do not agree, or there is nothing to compare.
         """
         if self.control is None:
-            self.control = agreed([control_us(device) for device in self.devices])
+            self.control = agreed([device.control_us() for device in self.devices])
         return self.control
+
+    def control_us(self) -> float | None:
+        """The slowest GPU's; 0 for recordings."""
+        return max(self.check_agreement(), default=0.0)
 
     def notices(self) -> tuple[str, ...]:
         return agreement_text(self.control)
 
-    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         """Times each share on its GPU at once; ``race`` is called in the calling thread."""
         if not jobs:
             return
@@ -125,10 +109,6 @@ class MultiGpuDevice(Device):
         for device in self.devices:
             device.close()
 
-    def statistics(self) -> list[Any]:
-        """Statistics of each device that keeps some."""
-        return [device.statistics() for device in self.devices if hasattr(device, "statistics")]
-
 
 class BatchSizeAssignment:
     """Which GPU times which batch size: a new one goes to the GPU with the least to do.
@@ -153,18 +133,6 @@ class BatchSizeAssignment:
         """A GPU is gone: its batch sizes go to the others when they are asked for again."""
         del self._load[gpu]
         self._owner = {size: owner for size, owner in self._owner.items() if owner != gpu}
-
-
-def control_us(device: Device) -> float | None:
-    """The device's time of the control config; 0 for a recording, whose times need no comparing.
-
-    None where it should have one and has not.
-    """
-    control = getattr(device, "control_us", None)
-    if control is None:
-        return 0.0 if device.info.recorded else None
-    us: float | None = control()
-    return us
 
 
 def agreed(times: Sequence[float | None]) -> tuple[float, ...]:
@@ -203,11 +171,20 @@ def agreement_text(control: Sequence[float] | None) -> tuple[str, ...]:
     return (f"the {len(control)} GPUs agree within {apart:.2f} % on the control config ({listed} µs)",)
 
 
+@dataclass(frozen=True)
+class Question:
+    """A device's thread asks the race and waits for ``answer``."""
+
+    job: Job
+    rounds: Sequence[float]
+    answer: queue.SimpleQueue[bool]
+
+
 class ResultChannel:
     """Carries results and questions from the devices' threads to the calling one."""
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Measurement | Question | BaseException | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
     def work(self, device: Device, jobs: Sequence[Job], *, raced: bool = True) -> None:
@@ -217,11 +194,11 @@ class ResultChannel:
                 for measurement in results:
                     if self._stopped.is_set():
                         break
-                    self._inbox.put(("result", measurement, None))
+                    self._inbox.put(measurement)
         except BaseException as error:  # noqa: BLE001  (the border of a thread: raised in the calling one)
-            self._inbox.put(("error", error, None))
+            self._inbox.put(error)
         else:
-            self._inbox.put(("end", None, None))
+            self._inbox.put(None)
 
     def _stop(self, job: Job, rounds: Sequence[float]) -> bool:
         return self._stopped.is_set()
@@ -230,30 +207,31 @@ class ResultChannel:
         if self._stopped.is_set():
             return True
         answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._inbox.put(("race", (job, rounds), answer))
+        self._inbox.put(Question(job, rounds, answer))
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Empty):
                 return answer.get(timeout=_ANSWER_S)
         return True
 
-    def messages(self, threads: int = 1) -> Generator[tuple[str, Any, Any]]:
-        """What the threads say, until all have ended: ``result``, ``race`` with where to put the answer, ``error``."""
+    def messages(self, threads: int = 1) -> Generator[Measurement | Question | BaseException]:
+        """What the threads say, until all have ended: results, questions, and what a device raised."""
         while threads:
             message = self._inbox.get()
-            if message[0] == "end":
+            if message is None:
                 threads -= 1
             else:
                 yield message
 
-    def results(self, race: Race, threads: int) -> Generator[Measurement, None, None]:
+    def results(self, race: Race, threads: int) -> Generator[Measurement]:
         """Runs in the calling thread until all others have ended."""
-        for kind, value, answer in self.messages(threads):
-            if kind == "race":
-                answer.put(race(*value))
-            elif kind == "result":
-                yield value
-            else:
-                raise value
+        for message in self.messages(threads):
+            match message:
+                case Measurement():
+                    yield message
+                case Question(job, rounds, answer):
+                    answer.put(race(job, rounds))
+                case BaseException():
+                    raise message
 
     def stop(self) -> None:
         """Lets every thread end: no question waits for an answer."""

@@ -1,4 +1,4 @@
-"""A device that compiles in many processes and times in one: what a GPU is to the tuning loop."""
+"""Device that compiles in many processes and times in one: what a GPU is to the tuning loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.gpu import GpuSpec
-from moeopt.core.provenance import Provenance
-from moeopt.core.shape import MoEShape, Role
+from moeopt.core.shape import ROLES, Role
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.errors import DeviceError
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, DeviceSpec
 from moeopt.measure.bench import BenchFacts
 from moeopt.measure.compile_queue import BatchPlan, Compiler, ReadyJob
 from moeopt.measure.monitor import GpuMonitor, GpuState
@@ -84,10 +82,8 @@ class WorkerDevice(Device):
     """Times configs in a supervised worker process, fed by a compiler.
 
     Args:
-        shape: The layer.
-        gpu: The GPU's limits.
+        spec: What it is.
         kernel: Decides what is legal.
-        info: Part of the study's key.
         supervisor: Owns the worker; started here if it is not yet.
         compiler: Gives the binaries; closed with the device.
         batch_sizes: What will probably be timed: prepared ahead while nothing else is to do.
@@ -98,20 +94,16 @@ class WorkerDevice(Device):
     def __init__(
         self,
         *,
-        shape: MoEShape,
-        gpu: GpuSpec,
+        spec: DeviceSpec,
         kernel: MoEKernel,
-        info: Provenance,
         supervisor: Supervisor,
         compiler: Compiler,
         batch_sizes: Sequence[int] = (),
         monitor: GpuMonitor | None = None,
         wait_idle: float = 0.0,
     ) -> None:
-        self.shape = shape
-        self.gpu = gpu
+        super().__init__(spec)
         self.kernel = kernel
-        self.info = info
         self._supervisor = supervisor
         self._compiler = compiler
         self._monitor = monitor
@@ -131,25 +123,9 @@ class WorkerDevice(Device):
         self._counted: Counter[str] = Counter()
         self._drifts: list[float] = []
         self._measuring = False
-        cells = [Cell(role, m) for m in self._planned for role in ("up", "down")]
+        cells = [Cell(role, m) for m in self._planned for role in ROLES]
         self._supervisor.prepare(cells)
         self._supervisor.start()
-
-    # -- what it is -----------------------------------------------------------------------------
-
-    @property
-    def batch_sizes(self) -> None:
-        return None
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
-        """Those that fit the GPU in at least one of the roles; a job for the other is answered without a launch."""
-        return [c for c in configs if any(self._illegal_reason(c, role) is None for role in ("up", "down"))]
-
-    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        return self.kernel.default_config(self.shape, role, batch_size, self.gpu)
-
-    def space_extras(self) -> tuple[str, ...]:
-        return tuple(self.kernel.space_extras(self.shape, self.gpu))
 
     def statistics(self) -> DeviceStatistics:
         """What it has done so far."""
@@ -175,9 +151,8 @@ class WorkerDevice(Device):
 
     def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
         """Has them compiled once nothing more urgent is to compile."""
-        roles: tuple[Role, Role] = ("up", "down")
         for rank, config in enumerate(configs):
-            for role in roles:
+            for role in ROLES:
                 if self._illegal_reason(config, role) is None:
                     self._compiler.submit(config, role, self._usual(role), priority=_PREFETCH_PRIORITY + rank)
 
@@ -189,12 +164,12 @@ class WorkerDevice(Device):
         """A batch size whose binary most of the planned ones share."""
         if not self._planned:
             return _CONTROL_BATCH_SIZE
-        names = {m: self.kernel.specialisation(self.shape, role, m) for m in self._planned}
+        names = {m: self.kernel.specialisation(self.spec.shape, role, m) for m in self._planned}
         common = Counter(names.values()).most_common(1)[0][0]
         return next(m for m, name in names.items() if name == common)
 
     def _illegal_reason(self, config: LaunchConfig, role: Role) -> str | None:
-        return self.kernel.illegal_reason(config, self.shape, role, self.gpu)
+        return self.kernel.illegal_reason(config, self.spec.shape, role, self.spec.gpu)
 
     def _illegal(self, job: Job) -> str | None:
         for role in job.cell.roles:
@@ -218,7 +193,7 @@ class WorkerDevice(Device):
         if not jobs:
             return
         control = self._submit_control(jobs)
-        plan = BatchPlan(jobs, self._compiler, self.gpu, self._illegal)
+        plan = BatchPlan(jobs, self._compiler, self.spec.gpu, self._illegal)
         self._measuring = True
         try:
             self._ensure_worker()
@@ -295,9 +270,9 @@ class WorkerDevice(Device):
             return lambda: None
         sizes = self._planned or sorted({job.cell.batch_size for job in jobs})
         batch_size = min(sizes, key=lambda m: (abs(m.bit_length() - _CONTROL_BATCH_SIZE.bit_length()), m))
-        job = Job(Cell("up", batch_size), self.default_config("up", batch_size))
+        job = Job(Cell("up", batch_size), self.spec.default_config("up", batch_size))
         if self._illegal(job) is not None:
-            log.warning("the default config does not fit %s: timings go without a control config", self.gpu.name)
+            log.warning("the default config does not fit %s: timings go without a control config", self.spec.gpu.name)
             self._control_settled = True
             return lambda: None
         future = self._compiler.submit(job.config, "up", batch_size, priority=_CONTROL_PRIORITY)
@@ -360,7 +335,7 @@ class WorkerDevice(Device):
         self._spent["start"] += time.monotonic() - start
         if facts.kernel != self._launched:
             self._launched = facts.kernel
-            log.info("launched on %s: %s", self.gpu.name, self._launched)
+            log.info("launched on %s: %s", self.spec.gpu.name, self._launched)
         self._poll(force=True)
         return facts
 
@@ -374,7 +349,7 @@ class WorkerDevice(Device):
             log.warning(
                 "not alone on %s: %s; what is timed while another process is busy is marked as disturbed "
                 "(--wait-idle waits for quiet moments)",
-                self.gpu.name, ", ".join(self._others),
+                self.spec.gpu.name, ", ".join(self._others),
             )  # fmt: skip
 
     def _ask(self, question: Callable[[Any], T]) -> T:

@@ -1,4 +1,4 @@
-"""A device that replays a recording."""
+"""Device that replays a recording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
 from moeopt.core.provenance import Provenance, split_kernel, split_routing
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, DeviceSpec
 from moeopt.recordings.format import Recording
 
 
@@ -18,33 +18,21 @@ class RecordedDevice(Device):
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.shape = recording.shape
-        self.gpu = recording.gpu
         header = recording.header
-        kernel, version = split_kernel(str(header["kernel"]))
-        routing, warm_l2 = split_routing(str(header.get("routing", "uniform")))
-        versions = header["versions"]
-        self.info = Provenance(
-            source=(
-                f"replaying {recording.path.name}: times measured earlier on {self.gpu.name}, "
-                "nothing is measured on this machine"
-            ),
-            kernel=kernel,
-            kernel_version=version,
-            kernel_hash=str(header.get("kernel_hash", "")),
-            triton=str(versions.get("triton", "")),
-            torch=str(versions.get("torch", "")),
-            driver=str(versions.get("driver", "")),
-            routing=routing,
-            recorded=True,
-            warm_l2=warm_l2,
+        super().__init__(
+            DeviceSpec(
+                shape=recording.shape,
+                gpu=recording.gpu,
+                provenance=_provenance(recording),
+                candidates=self._candidates,
+                default_config=self._default_config,
+                roofline_us=self._roofline_us,
+                batch_sizes=recording.batch_sizes,
+                space_extras=tuple(key for key in header.get("space", {}) if key not in REQUIRED_KEYS),
+            )
         )
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        return self.recording.batch_sizes
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
+    def _candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
         """Those that the recording holds and that fit the GPU.
 
         A config that did not compile stays in: on a GPU, too, that shows only when it is tried.
@@ -52,11 +40,16 @@ class RecordedDevice(Device):
         rows = self.recording.rows
         return [c for c in configs if c in rows and rows[c].status != "out_of_resources"]
 
-    def space_extras(self) -> tuple[str, ...]:
-        return tuple(key for key in self.recording.header.get("space", {}) if key not in REQUIRED_KEYS)
+    def _default_config(self, role: Role, batch_size: int) -> LaunchConfig:
+        engine = engines.of_kernel(self.spec.provenance.kernel)
+        return engine.default_config(self.spec.shape, batch_size, self.spec.gpu)
 
-    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        return engines.of_kernel(self.info.kernel).default_config(self.shape, batch_size, self.gpu)
+    def _roofline_us(self, cell: Cell) -> float | None:
+        rooflines = self.recording.header.get("roofline_us", {})
+        try:
+            return float(sum(rooflines[role][str(cell.batch_size)] for role in cell.roles))
+        except KeyError:
+            return None
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         for job in jobs:
@@ -78,23 +71,38 @@ class RecordedDevice(Device):
         resources = {role: row.roles[role].resources for role in cell.roles}
         errors = [row.roles[role].relative_error for role in cell.roles]
         rounds: list[float] = []
-        status = "ok"
+        raced_out = False
         for values in zip(*per_role, strict=False):
             rounds.append(sum(values))
-            if race(job, rounds):
-                status = "raced_out"
+            raced_out = race(job, rounds)
+            if raced_out:
                 break
         return Measurement(
             job,
-            "raced_out" if status == "raced_out" else "ok",
+            "raced_out" if raced_out else "ok",
             us=tuple(rounds),
             relative_error=max((e for e in errors if e is not None), default=None),
             resources=resources,
         )
 
-    def roofline_us(self, cell: Cell) -> float | None:
-        rooflines = self.recording.header.get("roofline_us", {})
-        try:
-            return float(sum(rooflines[role][str(cell.batch_size)] for role in cell.roles))
-        except KeyError:
-            return None
+
+def _provenance(recording: Recording) -> Provenance:
+    header = recording.header
+    kernel, version = split_kernel(str(header["kernel"]))
+    routing, warm_l2 = split_routing(str(header.get("routing", "uniform")))
+    versions = header["versions"]
+    return Provenance(
+        source=(
+            f"replaying {recording.path.name}: times measured earlier on {recording.gpu.name}, "
+            "nothing is measured on this machine"
+        ),
+        kernel=kernel,
+        kernel_version=version,
+        kernel_hash=str(header.get("kernel_hash", "")),
+        triton=str(versions.get("triton", "")),
+        torch=str(versions.get("torch", "")),
+        driver=str(versions.get("driver", "")),
+        routing=routing,
+        recorded=True,
+        warm_l2=warm_l2,
+    )

@@ -84,7 +84,7 @@ class Recorder:
             ExportError: The output cannot be written.
             RecordingError: ``<out>.part`` is of another shape, GPU, kernel or space.
         """
-        legal = set(self.device.candidates(self.configs))
+        legal = set(self.device.spec.candidates(self.configs))
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             done = self._read_part()
@@ -155,13 +155,13 @@ class Recorder:
         return row
 
     def _identity(self) -> dict[str, Any]:
-        info = self.device.info
-        gpu, ours = self.device.gpu, version("moeopt")
+        spec, info = self.device.spec, self.device.spec.provenance
+        gpu, ours = spec.gpu, version("moeopt")
         return {
             "format": FORMAT,
             "kernel": info.kernel_title,
             "kernel_hash": info.kernel_hash,
-            "shape": self.device.shape.to_dict(),
+            "shape": spec.shape.to_dict(),
             "gpu": gpu.to_dict(),
             "versions": {
                 "triton": info.triton,
@@ -216,7 +216,7 @@ class Recorder:
             role: {
                 str(m): round(us, 3)
                 for m in self.batch_sizes
-                for us in (self.device.roofline_us(Cell(role, m)),)
+                for us in (self.device.spec.roofline_us(Cell(role, m)),)
                 if us is not None
             }
             for role in ROLES

@@ -42,7 +42,7 @@ class StudyKey:
     @classmethod
     def of(cls, device: Device, mode: str) -> StudyKey:
         """The key of what a device measures."""
-        return cls(device.shape, device.gpu.name, device.info, mode)
+        return cls(device.spec.shape, device.spec.gpu.name, device.spec.provenance, mode)
 
     @property
     def digest(self) -> str:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, WrappedDevice
 from moeopt.measure.bench import Bench, BenchCounts, BenchError, BenchFacts, Checked
 from moeopt.recordings.format import Recording
 
@@ -58,7 +57,7 @@ def choose_faults(
     }
 
 
-class FaultyDevice(Device):
+class FaultyDevice(WrappedDevice):
     """Any device, with faults on chosen configs.
 
     Args:
@@ -67,39 +66,19 @@ class FaultyDevice(Device):
     """
 
     def __init__(self, device: Device, faults: Mapping[LaunchConfig, Fault]) -> None:
-        self.device = device
+        super().__init__(device)
         self.faults = dict(faults)
-        self.shape, self.gpu, self.info = device.shape, device.gpu, device.info
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        return self.device.batch_sizes
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
-        return self.device.candidates(configs)
-
-    def default_config(self, role: Role, batch_size: int) -> LaunchConfig:
-        return self.device.default_config(role, batch_size)
-
-    def space_extras(self) -> tuple[str, ...]:
-        return self.device.space_extras()
 
     def prefetch(self, configs: Iterable[LaunchConfig]) -> None:
         self.device.prefetch(config for config in configs if config not in self.faults)
 
-    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
+    def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement]:
         sound = [job for job in jobs if job.config not in self.faults]
         for job in jobs:
             fault = self.faults.get(job.config)
             if fault is not None:
                 yield Measurement(job, "failed", failure=Failure(REASONS[fault], f"injected fault: {fault}"))
         yield from self.device.measure(sound, race)
-
-    def roofline_us(self, cell: Cell) -> float | None:
-        return self.device.roofline_us(cell)
-
-    def close(self) -> None:
-        self.device.close()
 
 
 @dataclass

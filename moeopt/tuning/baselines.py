@@ -71,10 +71,10 @@ class BaselineTimer:
         defaults = {}
         for cell in cells:
             role = cell.roles[0]
-            config = self._device.default_config(role, cell.batch_size)
-            if self._device.candidates([config]):
+            config = self._device.spec.default_config(role, cell.batch_size)
+            if self._device.spec.candidates([config]):
                 defaults[cell] = config
-            roofline, moved = self._device.roofline_us(cell), self._device.launch_bytes(cell)
+            roofline, moved = self._device.spec.roofline_us(cell), self._device.spec.launch_bytes(cell)
             if roofline is not None:
                 self.found.roofline_us[cell] = roofline
                 self._keep(cell, CellFacts(roofline_us={role: roofline}))

@@ -22,7 +22,7 @@ def find_landscapes(device: Device) -> tuple[Landscape, ...]:
 
     A replayed recording must not look itself up, and a GPU is tuned the same way as a recording of it.
     """
-    return tuple(load_landscapes(exclude_shape=device.shape))
+    return tuple(load_landscapes(exclude_shape=device.spec.shape))
 
 
 def find_portfolio(
@@ -38,17 +38,18 @@ def find_portfolio(
     database for other shapes on the same GPU.
     """
     sizes = sorted({cell.batch_size for cell in cells})
-    recorded = greedy_portfolio(landscapes, device.shape, device.gpu, cells, candidates)
-    engines = () if device.info.recorded else engine_portfolio(device.shape, device.gpu, sizes)
+    recorded = greedy_portfolio(landscapes, device.spec.shape, device.spec.gpu, cells, candidates)
+    engines = () if device.spec.provenance.recorded else engine_portfolio(device.spec.shape, device.spec.gpu, sizes)
     return merge_portfolios([recorded, engines, neighbours(device, store)], candidates)
 
 
 def neighbours(device: Device, store: StudyStore) -> tuple[LaunchConfig, ...]:
     """The winners of other shapes in the same database, on the same GPU and with the same kernel."""
+    spec = device.spec
     found: dict[LaunchConfig, int] = {}
     for summary in store.keys():  # noqa: SIM118  (a method of ours, no dict)
         key = summary.key
-        if key.shape == device.shape or (key.gpu, key.provenance.kernel) != (device.gpu.name, device.info.kernel):
+        if key.shape == spec.shape or (key.gpu, key.provenance.kernel) != (spec.gpu.name, spec.provenance.kernel):
             continue
         try:
             rows = load_result(store, key).rows.values()

@@ -69,6 +69,7 @@ class Tuner:
             InvalidInputError: The device has no such batch size, or no config of the space fits it.
         """
         self.device = device
+        self.spec = device.spec
         self.store = store
         self.options = options
         self.progress = progress
@@ -79,12 +80,12 @@ class Tuner:
         self.key = StudyKey.of(device, options.mode)
         self.cells = options.cells()
         self._check_batch_sizes()
-        self.space = SearchSpace.named(options.space, device.shape, extras=device.space_extras())
+        self.space = SearchSpace.named(options.space, self.spec.shape, extras=self.spec.space_extras)
         configs = self.space.configs()
-        self.candidates = tuple(device.candidates(configs))
+        self.candidates = tuple(self.spec.candidates(configs))
         if not self.candidates:
             raise InvalidInputError(
-                f"none of the {len(configs)} configs of space {self.space.name!r} fits {device.gpu.name}: "
+                f"none of the {len(configs)} configs of space {self.space.name!r} fits {self.spec.gpu.name}: "
                 "give another space or shape"
             )
         self._ledger = Ledger(self.cells)
@@ -144,7 +145,7 @@ class Tuner:
             strategy = self._strategy(replay.known, run.portfolio)
             with self._share(self.store, self.device, self.key, run.tag) as device:
                 done = self._search(device, strategy, replay.memo, writer, run.tag, deadline)
-            if not self.device.info.recorded:
+            if not self.spec.provenance.recorded:
                 self._time_finalists()
             if done:
                 self._keep_run(msgspec.structs.replace(run, finished=True))
@@ -163,7 +164,7 @@ class Tuner:
                 self.notes.append(str(error))
 
     def _check_batch_sizes(self) -> None:
-        there = self.device.batch_sizes
+        there = self.spec.batch_sizes
         missing = [m for m in self.options.batch_sizes if there is not None and m not in there]
         if missing:
             raise InvalidInputError(
@@ -190,10 +191,10 @@ class Tuner:
             keep_run(self.store, self.key, self.options, run)
 
     def _strategy(self, known: Mapping[Cell, Sequence[Measurement]], portfolio: Sequence[LaunchConfig]) -> Strategy:
-        rooflines = {cell: self.device.roofline_us(cell) for cell in self.cells}
+        rooflines = {cell: self.spec.roofline_us(cell) for cell in self.cells}
         problem = SearchProblem(
-            shape=self.device.shape,
-            gpu=self.device.gpu,
+            shape=self.spec.shape,
+            gpu=self.spec.gpu,
             space=self.space,
             mode=self.options.mode,
             cells=self.cells,
@@ -205,9 +206,7 @@ class Tuner:
             roofline_us={cell: us for cell, us in rooflines.items() if us is not None},
             landscapes=self._landscapes,
             defaults={
-                cell: self.device.default_config(role, cell.batch_size)
-                for cell in self.cells
-                for role in cell.roles[:1]
+                cell: self.spec.default_config(role, cell.batch_size) for cell in self.cells for role in cell.roles[:1]
             },
         )
         with self._watch.time("search"):
@@ -270,9 +269,9 @@ class Tuner:
         ledger, space = self._final_ledger(), len(self.space)
         mode, chosen = self.options.mode, ledger.choose(raced_out=True)
         return Outcome(
-            shape=self.device.shape,
-            gpu=self.device.gpu.name,
-            info=self.device.info,
+            shape=self.spec.shape,
+            gpu=self.spec.gpu.name,
+            info=self.spec.provenance,
             mode=mode,
             space=self.space.name,
             seed=self.options.seed,

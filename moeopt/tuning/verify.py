@@ -175,7 +175,8 @@ def verify(
     baseline, batch_sizes = next(iter(tables)), sorted(next(iter(tables.values())))
     if not batch_sizes:
         raise InvalidInputError(f"the table {baseline!r} has no batch sizes: there is nothing to compare")
-    passes = 1 if device.info.recorded else passes
+    provenance = device.spec.provenance
+    passes = 1 if provenance.recorded else passes
     samples = _Samples()
     for number in range(passes):
         for measurement in device.measure(_turn(tables, batch_sizes, number)):
@@ -186,13 +187,13 @@ def verify(
         generator = np.random.default_rng([seed, m])
         rows.append(_judge(m, {n: tables[n][m] for n in names}, samples, minimum_gain, confidence, generator))
     return Verification(
-        tuple(rows), baseline, device.info.source, device.info.recorded, passes, disturbed=samples.disturbed
+        tuple(rows), baseline, provenance.source, provenance.recorded, passes, disturbed=samples.disturbed
     )
 
 
 def default_table(device: Device, batch_sizes: Sequence[int]) -> dict[int, Row]:
     """What the engine runs where it finds no file."""
-    return {m: Row(device.default_config("up", m), device.default_config("down", m)) for m in batch_sizes}
+    return {m: Row(device.spec.default_config("up", m), device.spec.default_config("down", m)) for m in batch_sizes}
 
 
 def _turn(tables: Mapping[str, ConfigTable], batch_sizes: Sequence[int], number: int) -> list[Job]:

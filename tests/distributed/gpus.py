@@ -19,7 +19,7 @@ from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Job, Measurement, Race, Resources, never_stop
 from moeopt.errors import DeviceError
 from moeopt.kernels.base import MoEKernel
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, DeviceSpec
 from moeopt.measure.compile_queue import Compiler
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.measure.worker_device import WorkerDevice
@@ -91,7 +91,7 @@ class Replayed:
         control = self.control[number % len(self.control)]
         device = kind(self.recording, number, self.directory / "rounds", control, self.pause_s)
         if number == self.other:
-            device.gpu = GpuSpec.by_name("NVIDIA B200")
+            device.spec = replace(device.spec, gpu=GpuSpec.by_name("NVIDIA B200"))
         return device
 
     def rounds(self) -> list[str]:
@@ -201,10 +201,13 @@ class Worked:
         bench = FaultyBench(self.kernel.path, self.faults, round_s=self.round_s)
         return WorkedGpu(
             log=directory / f"worker{number}",
-            shape=recording.shape,
-            gpu=recording.gpu,
+            spec=DeviceSpec.of_kernel(
+                self.kernel,
+                recording.shape,
+                recording.gpu,
+                Provenance("a worker", "builtin", "0", "0123456789abcdef", "3.6.0", "2.11.0", recorded=True),
+            ),
             kernel=self.kernel,
-            info=Provenance("a worker", "builtin", "0", "0123456789abcdef", "3.6.0", "2.11.0", recorded=True),
             supervisor=Supervisor(bench, directory / f"gpu{number}.log", deadlines=QUICK),
             compiler=self.make_compiler(self.kernel, recording.shape, recording.gpu),
             batch_sizes=(1,),

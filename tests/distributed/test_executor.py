@@ -64,16 +64,17 @@ def _expected(recording: Recording, jobs: Sequence[Job]) -> dict[Job, Measuremen
 
 
 def test_it_is_the_device_that_each_gpu_is(executor: Executor, gpus: Replayed, recording: Recording) -> None:
-    alone = RecordedDevice(recording)
+    alone = RecordedDevice(recording).spec
     configs = sorted(recording.rows)
     with executor.open(gpus) as device:
-        assert (device.shape, device.gpu, device.batch_sizes) == (alone.shape, alone.gpu, alone.batch_sizes)
-        assert replace(device.info, source="") == replace(alone.info, source="")
-        assert device.candidates(configs) == alone.candidates(configs)
-        assert device.space_extras() == alone.space_extras()
+        spec = device.spec
+        assert (spec.shape, spec.gpu, spec.batch_sizes) == (alone.shape, alone.gpu, alone.batch_sizes)
+        assert replace(spec.provenance, source="") == replace(alone.provenance, source="")
+        assert spec.candidates(configs) == alone.candidates(configs)
+        assert spec.space_extras == alone.space_extras
         for cell in (Cell("up", 16), Cell("joint", 64)):
-            assert device.roofline_us(cell) == alone.roofline_us(cell)
-        assert device.default_config("down", 64) == alone.default_config("down", 64)
+            assert spec.roofline_us(cell) == alone.roofline_us(cell)
+        assert spec.default_config("down", 64) == alone.default_config("down", 64)
         device.prefetch(configs[:3])
         assert list(device.measure([])) == []
 

@@ -83,7 +83,7 @@ def _measure(store: StudyStore, recording: Recording, jobs: list[Job], lease_s: 
     key = StudyKey.of(device, "split")
     store.load(key, sorted({job.cell for job in jobs}))
     board = job_board(store, key, lease_s=lease_s)
-    context = TrialContext(device.shape)
+    context = TrialContext(device.spec.shape)
     with SharedDevice(device, board, "run", 0, lambda cell: context, lambda job: None) as shared:
         return [m.job for m in shared.measure(jobs)]
 
@@ -212,7 +212,7 @@ def test_a_lost_claim_is_not_stored(server_url: str, recording: Recording) -> No
         now = datetime.now()
 
         def context(cell: Cell) -> TrialContext:
-            return TrialContext(device.shape)
+            return TrialContext(device.spec.shape)
 
         assert slow.complete([(lost, measurement, now, now)], context) == 0
         assert fast.complete([(kept, measurement, now, now)], context) == 1

@@ -32,7 +32,7 @@ def run(busy: str, recording: str, scratch: str) -> None:
         device = make_device(Path(recording), folder, bench=bench, batch_sizes=(16, 64), deadlines=PATIENT)
         if busy == "compiling":
             kernel = FaultyKernel(folder, seconds=3600.0)
-            device._compiler = CompilePool(kernel, device.shape, (9, 0), 2, folder / "cache", folder / "logs")
+            device._compiler = CompilePool(kernel, device.spec.shape, (9, 0), 2, folder / "cache", folder / "logs")
         return device
 
     tune.open_device = open_busy

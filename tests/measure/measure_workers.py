@@ -13,6 +13,7 @@ from moeopt.core.provenance import Provenance
 from moeopt.core.shape import Role
 from moeopt.core.trial import Failure
 from moeopt.kernels.builtin import BuiltinKernel
+from moeopt.measure.base import DeviceSpec
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.measure.worker_device import WorkerDevice
 from moeopt.recordings.format import Recording
@@ -69,11 +70,11 @@ def make_device(
 ) -> WorkerDevice:
     """A worker device whose worker replays a recording."""
     recording = Recording.load(path)
+    kernel = BuiltinKernel()
+    info = Provenance("test", "builtin", "0", "0", "3.6.0", "2.11.0")
     return WorkerDevice(
-        shape=recording.shape,
-        gpu=recording.gpu,
-        kernel=BuiltinKernel(),
-        info=Provenance("test", "builtin", "0", "0", "3.6.0", "2.11.0"),
+        spec=DeviceSpec.of_kernel(kernel, recording.shape, recording.gpu, info),
+        kernel=kernel,
         supervisor=Supervisor(bench or FaultyBench(path, faults or {}), tmp_path / "gpu.log", deadlines=deadlines),
         compiler=RecordedCompiler(recording, held=held),
         batch_sizes=batch_sizes,

@@ -59,7 +59,7 @@ def test_every_config_is_right_and_timed_and_the_worker_compiles_nothing(device:
         assert len(m.us) >= 3 and min(m.us) > 0
         spread = statistics.stdev(m.us) / m.median_us
         assert spread < 0.1, (m.job, m.us)
-        roofline = device.roofline_us(m.job.cell)
+        roofline = device.spec.roofline_us(m.job.cell)
         assert roofline is not None and m.median_us > 0.8 * roofline, (m.job, m.us, roofline)
     stats = device.statistics()
     assert stats.compiled_in_worker == 0
@@ -99,7 +99,7 @@ def test_rates_are_those_of_a_gpu_and_are_kept(device: CudaDevice, tmp_path: Pat
 def test_other_dtypes_are_right(shape: MoEShape, tmp_path: Path) -> None:
     options = DeviceOptions(kernel="builtin", compile_cache=tmp_path / "cache")
     with open_cuda(shape, [0], options, batch_sizes=(64,)) as device:
-        candidates = device.candidates(CONFIGS)
+        candidates = device.spec.candidates(CONFIGS)
         found = list(device.measure([Job(Cell(r, 64), c) for r in ("up", "down") for c in candidates]))
         assert [m.failure for m in found if m.status == "failed"] == []
         assert device.statistics().compiled_in_worker == 0  # type: ignore[attr-defined]

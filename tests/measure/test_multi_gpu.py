@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,12 +93,12 @@ def test_gpus_that_do_not_agree_are_not_mixed(recording) -> None:
     assert several.notices() == ()
     assert several.check_agreement() == (100.0, 102.0)
     assert several.notices() == ("the 2 GPUs agree within 2.00 % on the control config (100.0, 102.0 µs)",)
-    assert several.info.source.startswith("2 GPUs; ")
+    assert several.spec.provenance.source.startswith("2 GPUs; ")
 
 
 def test_gpus_of_two_kinds_are_refused(recording) -> None:
     other = Member(recording)
-    other.gpu = GpuSpec.by_name("NVIDIA B200")
+    other.spec = replace(other.spec, gpu=GpuSpec.by_name("NVIDIA B200"))
     with pytest.raises(DeviceError, match="GPU 1 is NVIDIA B200"):
         MultiGpuDevice([Member(recording), other])
     with pytest.raises(DeviceError, match="no GPU"):

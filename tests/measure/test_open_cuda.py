@@ -55,8 +55,8 @@ def device(
 
 @pytest.mark.slow
 def test_a_tune_compiles_checks_times_and_exports(device: CudaDevice, tmp_path: Path) -> None:
-    assert device.gpu.name == "NVIDIA H200" and device.info.kernel == "builtin"
-    assert device.candidates([ILLEGAL, LaunchConfig(16, 32, 64, 1, 4, 3)]) == [LaunchConfig(16, 32, 64, 1, 4, 3)]
+    assert device.spec.gpu.name == "NVIDIA H200" and device.spec.provenance.kernel == "builtin"
+    assert device.spec.candidates([ILLEGAL, LaunchConfig(16, 32, 64, 1, 4, 3)]) == [LaunchConfig(16, 32, 64, 1, 4, 3)]
     with StudyStore(str(tmp_path / "s.db")) as store:
         result = TuneResult.of(Tuner(device, store, TuneOptions(batch_sizes=(1, 2), trials=2)).run())
     assert sorted(result.rows) == [1, 2]
@@ -83,7 +83,7 @@ def test_several_gpus_share_one_pool_and_are_one_device(
         jobs = [Job(Cell("up", m), LaunchConfig(16, 32, 32, 1, 4, 2)) for m in (1, 2)]
         found = list(several.measure(jobs))
         assert {m.job for m in found} == set(jobs) and {m.status for m in found} == {"ok"}
-        assert [s.timed - s.timed_again for s in several.statistics()] == [1, 1]
+        assert [d.statistics().timed - d.statistics().timed_again for d in several.devices] == [1, 1]
 
 
 def test_without_a_gpu_there_is_one_line_that_says_so(options: DeviceOptions) -> None:
@@ -108,5 +108,6 @@ def test_rates_of_a_disturbed_gpu_are_not_kept(
     monkeypatch.setattr(device, "_poll", lambda **_: None)
     monkeypatch.setattr(device, "_busy", busy)
     assert device.rates() == Rates(1.0, 2.0, None)
-    kept = store.load(rate_key(device.gpu.name, device.info.driver, device.info.torch, SHAPE))
+    spec = device.spec
+    kept = store.load(rate_key(spec.gpu.name, spec.provenance.driver, spec.provenance.torch, SHAPE))
     assert kept == (Rates(1.0, 2.0, None) if busy is None else None)

@@ -114,7 +114,7 @@ def test_failures_illegal_configs_and_rejects_are_told_apart(device, path) -> No
     assert found[spilling].us == () and found[spilling].resources["up"].spills == 900
     assert found[sound(path)[0]].status == "ok"
     assert illegal not in [config for config, *_ in one._compiler.asked]
-    assert one.candidates([broken, illegal]) == [broken]
+    assert one.spec.candidates([broken, illegal]) == [broken]
 
 
 def test_with_a_tenth_of_the_configs_faulty_in_each_way_the_best_sound_one_is_found(device, path) -> None:

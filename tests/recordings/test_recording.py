@@ -123,15 +123,15 @@ def test_measure_is_lazy(device: RecordedDevice) -> None:
 
 
 def test_candidates_are_those_that_the_gpu_would_try(device: RecordedDevice) -> None:
-    configs = SearchSpace.grid(device.shape).configs()
-    candidates = device.candidates(configs)
+    configs = SearchSpace.grid(device.spec.shape).configs()
+    candidates = device.spec.candidates(configs)
     assert CRASHES in candidates and TOO_LARGE not in candidates
     assert set(candidates) < set(configs) and all(c in device.recording.rows for c in candidates)
     assert candidates == [c for c in configs if c in set(candidates)]
 
 
 def test_device_info_says_that_nothing_is_measured_here(device: RecordedDevice) -> None:
-    info = device.info
+    info = device.spec.provenance
     assert info.recorded and "nothing is measured on this machine" in info.source and "NVIDIA H200" in info.source
     assert (info.kernel, info.kernel_version, info.kernel_hash) == ("builtin", "0.1.0", "0123456789abcdef")
     assert (info.triton, info.torch, info.routing) == ("3.6.0", "2.11.0", "uniform")
@@ -139,24 +139,24 @@ def test_device_info_says_that_nothing_is_measured_here(device: RecordedDevice) 
 
 def test_rooflines_where_the_header_has_them(tiny_recording: Write) -> None:
     device = RecordedDevice(Recording.load(tiny_recording()))
-    assert device.roofline_us(Cell("up", 16)) == pytest.approx(0.9 * 14 * 1.5)
-    assert device.roofline_us(Cell("joint", 16)) == pytest.approx(0.9 * 14 * 2.5)
-    assert device.roofline_us(Cell("up", 17)) is None
+    assert device.spec.roofline_us(Cell("up", 16)) == pytest.approx(0.9 * 14 * 1.5)
+    assert device.spec.roofline_us(Cell("joint", 16)) == pytest.approx(0.9 * 14 * 2.5)
+    assert device.spec.roofline_us(Cell("up", 17)) is None
     none = RecordedDevice(Recording.load(tiny_recording("none.gz", roofline_us={})))
-    assert none.roofline_us(Cell("up", 16)) is None
+    assert none.spec.roofline_us(Cell("up", 16)) is None
 
 
 @pytest.mark.parametrize(("kernel", "text"), [("vllm 0.33.0", "16x64x128 G1 w4 s4"), ("sglang", "64x64x32 G8 w4 s3")])
 def test_default_config_is_that_of_the_recordings_engine(tiny_recording: Write, kernel: str, text: str) -> None:
     device = RecordedDevice(Recording.load(tiny_recording(kernel=kernel)))
-    assert str(device.default_config("up", 16)) == text
+    assert str(device.spec.default_config("up", 16)) == text
 
 
 def test_extras_of_the_recorded_space(tiny_recording: Write) -> None:
     device = RecordedDevice(Recording.load(tiny_recording()))
-    assert device.space_extras() == ()
+    assert device.spec.space_extras == ()
     wide = {"space": {"BLOCK_SIZE_M": [16], "maxnreg": [0, 96]}}
-    assert RecordedDevice(Recording.load(tiny_recording("w.gz", **wide))).space_extras() == ("maxnreg",)
+    assert RecordedDevice(Recording.load(tiny_recording("w.gz", **wide))).spec.space_extras == ("maxnreg",)
 
 
 def test_every_truncation_is_found(tiny_recording: Write, tmp_path: Path) -> None:

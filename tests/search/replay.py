@@ -28,7 +28,7 @@ def problem_of(recording: Recording, *, space: SearchSpace | None = None, mode: 
         "space": space,
         "mode": mode,
         "cells": cells,
-        "candidates": tuple(device.candidates(space.configs())),
+        "candidates": tuple(device.spec.candidates(space.configs())),
         "trials": 12,
         "seed": 0,
         **changes,

@@ -68,7 +68,7 @@ def recording(tiny_recording: Callable[..., Path]) -> Recording:
 
 def _faulty(recording: Recording, seed: int = 1) -> FaultyDevice:
     """A quarter of the configs fail: some do not compile, some give wrong numbers, some end the worker."""
-    configs = RecordedDevice(recording).candidates(sorted(recording.rows))
+    configs = RecordedDevice(recording).spec.candidates(sorted(recording.rows))
     faults = choose_faults(configs, share=0.08, kinds=("compile", "wrong_result", "crash"), seed=seed)
     return FaultyDevice(RecordedDevice(recording), faults)
 

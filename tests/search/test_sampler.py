@@ -169,7 +169,7 @@ def test_other_parameters_are_left_to_random_sampling() -> None:
 def test_a_gpu_and_recordings_give_a_better_start(tiny_recording: Callable[..., Path]) -> None:
     recording = Recording.load(RECORDINGS / "h200-E256-top8-K3072-N256-bf16.jsonl.gz")
     space = SearchSpace.grid(recording.shape)
-    configs = RecordedDevice(recording).candidates(space.configs())
+    configs = RecordedDevice(recording).spec.candidates(space.configs())
     landscapes = load_landscapes(RECORDINGS, exclude_shape=recording.shape)
     cell = Cell("down", 64)
     times = {c: statistics.median(row.roles["down"].us[64]) for c, row in recording.rows.items() if row.status == "ok"}

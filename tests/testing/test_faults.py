@@ -22,7 +22,7 @@ def test_faults_are_disjoint_exact_and_seeded() -> None:
 
 def test_a_faulty_device_fails_as_a_gpu_would_and_leaves_the_rest_alone(tiny_recording: Callable[..., Path]) -> None:
     device = RecordedDevice(Recording.load(tiny_recording()))
-    configs = device.candidates(list(device.recording.rows))
+    configs = device.spec.candidates(list(device.recording.rows))
     faults = choose_faults(configs, share=0.1, seed=1)
     faulty = FaultyDevice(device, faults)
     jobs = [Job(Cell("up", 16), config) for config in configs]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moeopt.core.config import LaunchConfig
+from moeopt.core.provenance import Provenance
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
@@ -83,9 +85,8 @@ class Drifting(RecordedDevice):
 
     def __init__(self, recording: Recording, flattered: LaunchConfig) -> None:
         super().__init__(recording)
-        self.info = self.info.__class__(
-            source="a fake GPU", kernel="builtin", kernel_version="0", kernel_hash="0", triton="3.6.0", torch="2"
-        )
+        info = Provenance("a fake GPU", "builtin", "0", "0", "3.6.0", "2")
+        self.spec = replace(self.spec, provenance=info)
         self.flattered = flattered
         self.seen: set[Job] = set()
         self.asked = 0

@@ -59,7 +59,7 @@ def device() -> SlowDevice:
 def test_two_minutes_give_a_useful_file(device: SlowDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(**{**vars(time), "monotonic": device.monotonic})
     monkeypatch.setattr("moeopt.tuning.tuner.time", clock)
-    sizes = device.batch_sizes
+    sizes = device.spec.batch_sizes
     options = TuneOptions(batch_sizes=sizes, trials=400, timeout=120.0)
     with StudyStore(tmp_path / "a.db") as store:
         result = TuneResult.of(Tuner(device, store, options).run())
@@ -73,7 +73,7 @@ def test_two_minutes_give_a_useful_file(device: SlowDevice, tmp_path: Path, monk
 
     for m in sizes:
         tuned = us(LaunchConfig.from_dict(up[str(m)]), "up", m) + us(LaunchConfig.from_dict(down[str(m)]), "down", m)
-        default = sum(us(device.default_config(role, m), role, m) for role in ROLES)
+        default = sum(us(device.spec.default_config(role, m), role, m) for role in ROLES)
         best = {}
         for config, row in device.recording.rows.items():
             if row.status == "ok":

@@ -75,7 +75,7 @@ def test_no_more_than_the_trials_are_timed_per_cell(recording: Recording, tmp_pa
     for m in (1, 16, 64):
         for part in (result.best(m).up, result.best(m).down):
             assert 1 <= part.measured <= 5
-    trials = [job for job in device.jobs if job.config != device.default_config("up", 1)]
+    trials = [job for job in device.jobs if job.config != device.spec.default_config("up", 1)]
     assert len(set(trials)) == len(trials), "a config was timed twice"
 
 
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_result(recording: Recording, tmp_path: Pat
 def test_the_default_is_timed_beside_the_trials_and_once(recording: Recording, tmp_path: Path) -> None:
     _, result = run(RecordedDevice(recording), tmp_path / "a.db")
     row = result.best(1)  # SGLang's default for few tokens is one of the configs recorded here
-    default = recording.rows[RecordedDevice(recording).default_config("up", 1)]
+    default = recording.rows[RecordedDevice(recording).spec.default_config("up", 1)]
     assert row.up.default_us == sorted(default.roles["up"].us[1])[2]
     assert row.default_us is not None
     assert row.speedup == pytest.approx(row.default_us / row.total_us)

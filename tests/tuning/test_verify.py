@@ -15,7 +15,7 @@ from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, never_stop
 from moeopt.errors import InvalidInputError
-from moeopt.measure.base import Device
+from moeopt.measure.base import Device, DeviceSpec
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.tuning.verify import Row, default_table, verify
@@ -28,22 +28,13 @@ class NoisyDevice(Device):
     """Every config has a true time, every timing noise, and all of it drifts."""
 
     def __init__(self, us: Mapping[LaunchConfig, float], *, noise: float, drift: float = 0.0) -> None:
-        self.shape, self.gpu = MoEShape(8, 2, 256, 128), GpuSpec.by_name("NVIDIA H200")
-        self.info = Provenance("noisy", "builtin", "0", "0", "3.6.0", "2.11.0")
+        info = Provenance("noisy", "builtin", "0", "0", "3.6.0", "2.11.0")
+        h200 = GpuSpec.by_name("NVIDIA H200")
+        super().__init__(DeviceSpec(MoEShape(8, 2, 256, 128), h200, info, list, lambda role, batch_size: A))
         self.us, self.noise, self.drift = dict(us), noise, drift
         self.rng = np.random.default_rng(5)
         self.asked: list[Job] = []
         self.broken: set[LaunchConfig] = set()
-
-    @property
-    def batch_sizes(self) -> None:
-        return None
-
-    def candidates(self, configs: Sequence[LaunchConfig]) -> list[LaunchConfig]:
-        return list(configs)
-
-    def default_config(self, role, batch_size: int) -> LaunchConfig:
-        return A
 
     def measure(self, jobs: Sequence[Job], race: Race = never_stop) -> Generator[Measurement, None, None]:
         for job in jobs:
