@@ -1,7 +1,7 @@
 """How well the cost model ranks the configs of recordings, and its fit.
 
     python -m benchmarks.costmodel RECORDING... [--json OUT]     judged by the fit that leaves each one's layer out
-    python -m benchmarks.costmodel --fit                         writes moeopt/costmodel.npz (needs scikit-learn)
+    python -m benchmarks.costmodel --fit                         writes costmodel.npz (needs scikit-learn)
 
 Per cell (role, M): Spearman's rank correlation of predicted and measured times over all configs, the
 place of the true best in the predicted order (share of configs predicted faster), and how much slower
@@ -33,16 +33,9 @@ from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
-from moeopt.costmodel.model import (
-    DEPTH,
-    EVERYTHING,
-    FITTED,
-    Correction,
-    launch_features,
-    launch_parts,
-    pack_correction,
-    predict_us,
-)
+from moeopt.costmodel.formula import launch_parts
+from moeopt.costmodel.model import predict_us
+from moeopt.costmodel.trees import DEPTH, EVERYTHING, FITTED, Correction, launch_features, pack_correction
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.features import squash

@@ -32,9 +32,9 @@ from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes
-from moeopt.search.lattice import LatticeOptions, LatticeStrategy
 from moeopt.search.ledger import Ledger
 from moeopt.search.optuna_strategy import OptunaStrategy
+from moeopt.search.pool_search import PoolOptions, PoolSearch
 from moeopt.search.strategy import SearchProblem, Strategy
 
 RECORDINGS = Path(__file__).parent.parent / "studies" / "recordings"
@@ -68,7 +68,6 @@ class Judge:
 
     def problem(self, trials: int, seed: int, landscapes: Sequence[Landscape]) -> SearchProblem:
         """What a tune of this recording would be given."""
-        rooflines = {cell: self.device.spec.roofline_us(cell) for cell in self.cells}
         return SearchProblem(
             shape=self.recording.shape,
             gpu=self.recording.gpu,
@@ -79,7 +78,6 @@ class Judge:
             trials=trials,
             seed=seed,
             defaults={c: self.device.spec.default_config(c.roles[0], c.batch_size) for c in self.cells},
-            roofline_us={c: us for c, us in rooflines.items() if us is not None},
             landscapes=landscapes,
         )
 
@@ -153,12 +151,12 @@ Method = Callable[[Judge, int, int, Sequence[Landscape]], Strategy]
 
 def ours(judge: Judge, trials: int, seed: int, landscapes: Sequence[Landscape], **options: Any) -> Strategy:
     """moeopt's search with recordings of other shapes."""
-    return LatticeStrategy(judge.problem(trials, seed, landscapes), options=LatticeOptions(**options))
+    return PoolSearch(judge.problem(trials, seed, landscapes), options=PoolOptions(**options))
 
 
 def ours_alone(judge: Judge, trials: int, seed: int, landscapes: Sequence[Landscape]) -> Strategy:
     """moeopt's search with nothing but the shape and the GPU's data sheet."""
-    return LatticeStrategy(judge.problem(trials, seed, ()))
+    return PoolSearch(judge.problem(trials, seed, ()))
 
 
 def with_sampler(make: Callable[[int], Any]) -> Method:
@@ -361,28 +359,23 @@ def speed(path: Path, observations: int = 1000, repeats: int = 9) -> list[dict[s
         known[cell] = list(judge.device.measure(jobs))
     landscapes = load_landscapes(RECORDINGS, exclude_shape=judge.recording.shape)
     problem = replace(judge.problem(each + 24, 0, landscapes), known=known)
-    out = []
-    for fit in ((0,), ()):
-        strategies = [LatticeStrategy(problem, options=LatticeOptions(fit_at=fit)) for _ in range(repeats)]
-        took = []
-        for strategy in strategies:
-            start = time.process_time()
-            jobs = strategy.ask()
-            took.append(1e3 * (time.process_time() - start))
-        row = {
-            "recording": path.name,
-            "observations": sum(map(len, known.values())),
-            "cells": len(cells),
-            "configs": len(judge.candidates),
-            "hyperparameters": "fitted" if fit else "kept",
-            "suggestions": len(jobs),
-            "ms_per_cell": min(took) / len(cells),
-            "ms_per_cell_median": statistics.median(took) / len(cells),
-            "ms_per_suggestion": min(took) / len(jobs),
-        }
-        print(", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-        out.append(row)
-    return out
+    took = []
+    for strategy in [PoolSearch(problem) for _ in range(repeats)]:
+        start = time.process_time()
+        jobs = strategy.ask()
+        took.append(1e3 * (time.process_time() - start))
+    row = {
+        "recording": path.name,
+        "observations": sum(map(len, known.values())),
+        "cells": len(cells),
+        "configs": len(judge.candidates),
+        "suggestions": len(jobs),
+        "ms_per_cell": min(took) / len(cells),
+        "ms_per_cell_median": statistics.median(took) / len(cells),
+        "ms_per_suggestion": min(took) / len(jobs),
+    }
+    print(", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+    return [row]
 
 
 def as_json(results: Sequence[dict[str, Any]]) -> str:

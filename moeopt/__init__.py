@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from moeopt.search import pruner as pruners
     from moeopt.search import sampler as samplers
     from moeopt.search.pruner import RacingPruner
-    from moeopt.search.sampler import LatticeSampler
+    from moeopt.search.sampler import LatticeSampler, PoolSampler
     from moeopt.storage.store import StudyStore
     from moeopt.tuning import verify
     from moeopt.tuning.outcome import BatchResult, RoleResult
@@ -44,6 +44,7 @@ __all__ = [
     "LaunchConfig",
     "MoEShape",
     "MoeoptError",
+    "PoolSampler",
     "RacingPruner",
     "RecordedDevice",
     "Recorder",
@@ -77,6 +78,7 @@ _HOME: Final = {
     "LaunchConfig": "core.config",
     "MoEShape": "models",
     "MoeoptError": "errors",
+    "PoolSampler": "search.sampler",
     "RacingPruner": "search.pruner",
     "RecordedDevice": "recordings.device",
     "Recorder": "recordings.record",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,13 +23,9 @@ class Shortlist:
         cell: Index of the cell.
         configs: Indices of configs, int64 [n].
         samples: log(time / what would just be an improvement), float64 [n, samples]: under 0 is better.
-        weight: What an improvement in the log is worth, float64 [n] (share of the batch size's sum,
-            times the chance that the config compiles).
+        weight: What an improvement in the log is worth, float64 [n]: the share of the batch size's sum.
         current: The best so far in each sample, float64 [samples]; 0 where there is an incumbent.
         quota: How many to pick.
-        kind: No two configs of one kind are picked, int64 [n]; None: each is of its own.
-        first: Which are picked first, bool [n], as long as one of them gains; None: all alike.
-        first_turns: How many picks that is said of.
         chosen: Positions in ``configs`` picked so far.
     """
 
@@ -40,16 +35,12 @@ class Shortlist:
     weight: Floats
     current: Floats
     quota: int
-    kind: Ints | None = None
-    first: NDArray[np.bool_] | None = None
-    first_turns: int = 1
     chosen: list[int] = field(default_factory=list)
 
     def gains(self) -> Floats:
         """Expected improvement by each config on the incumbent and those chosen, float64 [n]; chosen ones -1."""
         out = self.weight * np.maximum(self.current - self.samples, 0.0).mean(axis=1)
-        kind = self.configs if self.kind is None else self.kind
-        out[np.isin(kind, kind[self.chosen])] = -1.0
+        out[self.chosen] = -1.0
         return np.asarray(out)
 
     def choose(self, position: int) -> None:
@@ -58,15 +49,14 @@ class Shortlist:
         self.current = np.minimum(self.current, self.samples[position])
 
 
-def sample(mean: Floats, covariance: Floats, count: int, rng: np.random.Generator, freedom: float = math.inf) -> Floats:
-    """Samples of a multivariate normal or Student's t distribution; half of them mirror the others.
+def sample(mean: Floats, covariance: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Samples of a multivariate normal distribution; half of them mirror the others.
 
     Args:
         mean: float64 [n].
-        covariance: float64 [n, n]; of a t distribution the scale matrix, which is less than its covariance.
+        covariance: float64 [n, n].
         count: How many, an even number.
         rng: Where they come from.
-        freedom: Degrees of freedom of a t distribution; infinite for a normal one.
 
     Returns:
         float64 [n, count].
@@ -74,20 +64,16 @@ def sample(mean: Floats, covariance: Floats, count: int, rng: np.random.Generato
     size = len(mean)
     values, vectors = np.linalg.eigh(covariance)
     noise = rng.standard_normal((size, count // 2))
-    if math.isfinite(freedom):  # one scale for all of a sample: unsure is how far the whole model is off
-        noise *= np.sqrt(freedom / rng.chisquare(freedom, count // 2))
     noise = np.concatenate([noise, -noise], axis=1)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     return np.asarray(mean[:, None] + root @ noise)
 
 
-def pick(
-    shortlists: Iterable[Shortlist], compiled: set[int], allowance: int, discount: float, cost: float
-) -> list[tuple[int, int]]:
+def pick(shortlists: Iterable[Shortlist], compiled: set[int], allowance: int, discount: float) -> list[tuple[int, int]]:
     """Picks each cell's quota, one config per cell and round, cells that gain most first.
 
     A config that is compiled anyway (for another cell, or already) is preferred: one that is not
-    counts ``discount`` of its gain, less ``cost``.
+    counts ``discount`` of its gain.
 
     Args:
         shortlists: One per cell.
@@ -95,7 +81,6 @@ def pick(
         allowance: New configs that may be compiled; beyond it only compiled ones are picked, and
             none where a cell's shortlist has none left.
         discount: Between 0 and 1.
-        cost: In units of the gain.
 
     Returns:
         (cell, config) in the order picked.
@@ -109,13 +94,7 @@ def pick(
         for shortlist, gains in turns:
             there = np.fromiter((int(c) in have for c in shortlist.configs), bool, len(shortlist.configs))
             open_ = gains >= 0
-            if (
-                turn < shortlist.first_turns
-                and shortlist.first is not None
-                and (open_ & shortlist.first & (gains > 0)).any()
-            ):
-                open_ &= shortlist.first
-            score = np.where(there, gains, gains * discount - cost)
+            score = np.where(there, gains, gains * discount)
             allowed = open_ & there if len(have) - len(compiled) >= allowance else open_
             if not allowed.any():
                 continue

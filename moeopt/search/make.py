@@ -21,9 +21,9 @@ def make_strategy(
         sampler: Any Optuna sampler, or None for moeopt's own.
         pruner: Any Optuna pruner, or None for :class:`moeopt.search.pruner.RacingPruner`.
     """
-    from moeopt.search.lattice import LatticeStrategy
     from moeopt.search.optuna_strategy import OptunaStrategy
+    from moeopt.search.pool_search import PoolSearch
 
     if sampler is None:
-        return LatticeStrategy(problem, pruner)
+        return PoolSearch(problem, pruner)
     return OptunaStrategy(problem, sampler, pruner)

@@ -17,7 +17,7 @@ from moeopt.core.config import PARAMETERS, LaunchConfig
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.pruner import RacingPruner
 from moeopt.search.race import PrunerRace, quiet_study
-from moeopt.search.sampler import LatticeSampler
+from moeopt.search.sampler import PoolSampler
 from moeopt.search.strategy import SearchProblem, Strategy
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class OptunaStrategy(Strategy):
 
     def _make_study(self, sampler: BaseSampler, cell: Cell) -> optuna.Study:
         seed = self.problem.seed + 1009 * self.problem.cells.index(cell)
-        if isinstance(sampler, LatticeSampler):
+        if isinstance(sampler, PoolSampler):
             return quiet_study(optuna.pruners.NopPruner(), sampler.for_cell(cell, seed))
         own = copy.deepcopy(sampler)
         _seed(own, seed)

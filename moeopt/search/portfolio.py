@@ -27,7 +27,6 @@ from moeopt.export.names import ConfigName, device_relatives, nearest_key
 from moeopt.export.read import read_config_file
 from moeopt.recordings.landscape import Landscape
 from moeopt.search.features import squash
-from moeopt.search.prior import alikeness
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +39,6 @@ _FILES: Final = 4  # config files of an engine that are read
 def greedy_portfolio(
     landscapes: Sequence[Landscape],
     shape: MoEShape,
-    gpu: GpuSpec,
     cells: Sequence[Cell],
     candidates: Sequence[LaunchConfig],
     size: int = 16,
@@ -53,7 +51,6 @@ def greedy_portfolio(
     Args:
         landscapes: Recordings of other shapes.
         shape: What is to be tuned.
-        gpu: Where.
         cells: For which roles and batch sizes.
         candidates: The legal configs.
         size: How many, at most.
@@ -63,7 +60,7 @@ def greedy_portfolio(
     blocks: list[tuple[NDArray[np.float64], NDArray[np.float64], list[int]]] = []
     for recorded in landscapes:
         landscape = recorded.joint() if cells[0].role == "joint" else recorded
-        weight = alikeness(shape, gpu, cells, landscape).max(axis=0)
+        weight = similarity(shape, cells, landscape).max(axis=0)
         usable = [(j, c) for j, c in enumerate(landscape.configs) if c in wanted]
         excess = np.log(landscape.us, dtype=np.float64)
         excess = squash(excess - np.nanmin(excess, axis=1, keepdims=True))[:, [j for j, _ in usable]]
@@ -89,6 +86,24 @@ def greedy_portfolio(
         best = np.minimum(best, table[:, pick])
         chosen.append(configs[pick])
     return tuple(chosen)
+
+
+def similarity(shape: MoEShape, cells: Sequence[Cell], other: Landscape) -> NDArray[np.float64]:
+    """How much a recorded cell says of a tuned one of the same role, by tokens per expert; float64 [cells, recorded].
+
+    A Gaussian of the doublings between them: 1 for as many tokens per expert, 0.6 for half or twice as many.
+    """
+    out = np.zeros((len(cells), len(other.cells)))
+    for i, a in enumerate(cells):
+        for j, b in enumerate(other.cells):
+            if a.role == b.role:
+                doublings = math.log2(_tokens_per_expert(shape, a) / _tokens_per_expert(other.shape, b))
+                out[i, j] = math.exp(-(doublings**2) / 2)
+    return out
+
+
+def _tokens_per_expert(shape: MoEShape, cell: Cell) -> float:
+    return cell.batch_size * shape.top_k / (shape.num_experts * shape.ep_size)
 
 
 def engine_portfolio(

@@ -6,7 +6,6 @@ configs tend to be off together, from what its formula misses in recordings of o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -26,15 +25,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
-# How far apart two cells may be before one says little of the other: doublings of tokens per expert,
-# and of the weight's rows and columns. A different dtype or GPU counts as this many such distances.
-_TOKENS: Final = 0.7
-_ROWS: Final = 2.0
-_OTHER_DTYPE: Final = 1.2
-_OTHER_GPU: Final = 1.2
-# What a recorded cell that is like none of the tuned ones still tells of which configs are off together; and how
-# many such directions are kept.
-_UNALIKE: Final = 0.05
+# How many directions of the residuals are kept.
 _RANK: Final = 128
 # Above so many candidates those that stand at the same recorded configs are looked at once.
 _MANY: Final = 4096
@@ -46,11 +37,11 @@ class Prior:
 
     Attributes:
         mean: Its expected value, float64 [cells, configs].
-        misses: What the formula misses in recordings; None where there is none.
+        residuals: What the formula misses in recordings; None where there is none.
     """
 
     mean: Floats
-    misses: _Misses | None
+    residuals: CostModelResiduals | None
 
     def basis(self, configs: Ints) -> Floats:
         """Vectors whose products are the covariance, between configs, of what the formula misses in a cell.
@@ -63,7 +54,7 @@ class Prior:
         Returns:
             float64 [len(configs), rank]; of rank 0 without recordings.
         """
-        return np.zeros((len(configs), 0)) if self.misses is None else self.misses.basis(configs)
+        return np.zeros((len(configs), 0)) if self.residuals is None else self.residuals.basis(configs)
 
 
 def make_prior(
@@ -83,7 +74,7 @@ def make_prior(
         landscapes: Recordings of other shapes; without any the cost model's formula is not corrected, either.
     """
     us = expected_us(shape, gpu, cells, table, corrected=bool(landscapes))
-    return Prior(_centred(_excess(np.log(us))), _misses(shape, gpu, cells, table, landscapes))
+    return Prior(_centred(_excess(np.log(us))), _residuals(shape, cells, table, landscapes))
 
 
 def expected_us(
@@ -116,17 +107,17 @@ def _centred(values: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class _Misses:
+class CostModelResiduals:
     """What the formula misses in recorded cells, at the candidates' places.
 
-    A row is a recorded cell; a recording of another width of weights has two for each (see :func:`_misses`).
+    A row is a recorded cell; a recording of another width of weights has two for each (see :func:`_residuals`).
 
     Attributes:
         recorded: log(measured / formula), up to a level per row; NaN where not known; float64 [rows, configs] of
             each recording.
         places: For each of ``recorded``, the recorded config that stands for a column, or -1; int64 [columns].
         column: The column of each candidate, int64 [candidates].
-        weight: How much each row counts, float64 [rows].
+        weight: How much each row counts, float64 [rows]: 1, or a half where a recorded cell has two.
     """
 
     recorded: tuple[Floats, ...]
@@ -152,9 +143,9 @@ class _Misses:
         return np.asarray(missed.T @ most)[back]
 
 
-def _misses(
-    shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], table: Ints, landscapes: Sequence[Landscape]
-) -> _Misses | None:
+def _residuals(
+    shape: MoEShape, cells: Sequence[Cell], table: Ints, landscapes: Sequence[Landscape]
+) -> CostModelResiduals | None:
     bits = DTYPES[shape.dtype].weight_bits
     used = [recorded.joint() if cells[0].role == "joint" else recorded for recorded in landscapes]
     used = [landscape for landscape in used if landscape.cells]
@@ -165,46 +156,17 @@ def _misses(
         measured = _excess(np.log(landscape.us, dtype=np.float64))
         formula = _excess(np.log(expected_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
         missed = _centred(measured - formula)
-        alike = alikeness(shape, gpu, cells, landscape).max(axis=0)
         # BLOCK_SIZE_K as it is, and as the same number of bytes.
         factors = sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits})
         for factor in factors:
             recorded.append(missed)
             places.append(_nearest(table, landscape.table, factor))
-            weights.append((np.sqrt(alike) + _UNALIKE) / len(factors))
+            weights.append(np.full(len(missed), 1.0 / len(factors)))
     column = np.arange(len(table))
     if len(table) > _MANY:
         distinct, column = np.unique(np.stack(places), axis=1, return_inverse=True)
         places = list(distinct)
-    return _Misses(tuple(recorded), tuple(places), column.ravel(), np.concatenate(weights))
-
-
-def alikeness(shape: MoEShape, gpu: GpuSpec, cells: Sequence[Cell], other: Landscape) -> Floats:
-    """How much a recorded cell says of a tuned one: 1 for the same, towards 0; float64 [cells, recorded]."""
-    fixed = (
-        (_OTHER_DTYPE if (shape.dtype, shape.block_shape) != (other.shape.dtype, other.shape.block_shape) else 0.0) ** 2
-        + (_OTHER_GPU if gpu.sm != other.gpu.sm else 0.0) ** 2
-    )  # fmt: skip
-    out = np.zeros((len(cells), len(other.cells)))
-    for i, a in enumerate(cells):
-        for j, b in enumerate(other.cells):
-            if a.role == b.role:
-                tokens = math.log2(_tokens_per_expert(shape, a) / _tokens_per_expert(other.shape, b)) / _TOKENS
-                sides = [
-                    math.log2(mine / theirs) / _ROWS
-                    for role in a.roles
-                    for mine, theirs in (
-                        (shape.output_rows(role), other.shape.output_rows(role)),
-                        (shape.reduction(role), other.shape.reduction(role)),
-                    )
-                ]
-                squares = sum(s * s for s in sides) / len(a.roles)
-                out[i, j] = math.exp(-(tokens * tokens + squares + fixed) / 2)
-    return out
-
-
-def _tokens_per_expert(shape: MoEShape, cell: Cell) -> float:
-    return cell.batch_size * shape.top_k / (shape.num_experts * shape.ep_size)
+    return CostModelResiduals(tuple(recorded), tuple(places), column.ravel(), np.concatenate(weights))
 
 
 def _nearest(table: Ints, recorded: Ints, factor: float) -> Ints:

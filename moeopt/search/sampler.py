@@ -20,9 +20,9 @@ from moeopt.core.trial import Cell
 from moeopt.errors import InvalidInputError
 from moeopt.recordings.landscape import Landscape
 from moeopt.search.acquisition import Shortlist, sample
-from moeopt.search.failures import FAILED_EXCESS, chance_to_compile
 from moeopt.search.features import cell_features, config_features, squash
 from moeopt.search.prior import make_prior
+from moeopt.search.standing import FAILED_EXCESS
 from moeopt.search.surrogate import Surrogate
 
 if TYPE_CHECKING:
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 _SHORTLIST: Final = 48
 _SAMPLES: Final = 512
 _SPREAD: Final = 1.0  # in the log: what a config may be worth before anything is known
-_FIT_EVERY: Final = 8
 
 
-class LatticeSampler(BaseSampler):
+class PoolSampler(BaseSampler):
     """Gaussian-process search over an enumerated set of legal launch configs, for one cell.
 
     Ranks all legal configs that no trial has tried, by the expected improvement of the log of the
@@ -68,7 +67,7 @@ class LatticeSampler(BaseSampler):
         >>> from moeopt import MoEShape, SearchSpace
         >>> shape = MoEShape(num_experts=8, top_k=2, hidden_size=1024, intermediate_size=512)
         >>> space = SearchSpace.grid(shape)
-        >>> study = optuna.create_study(sampler=LatticeSampler(space, space.configs(), seed=1))
+        >>> study = optuna.create_study(sampler=PoolSampler(space, space.configs(), seed=1))
         >>> def objective(trial):
         ...     return 10.0 + abs(trial.params["BLOCK_SIZE_M"] - 64)
         >>> for _ in range(20):
@@ -110,13 +109,12 @@ class LatticeSampler(BaseSampler):
             raise InvalidInputError("shape, gpu and cell go together: give all of them or none")
         self._model = Surrogate(config_features(table), cell_features((cell or Cell("up", 1),)), mean, basis)
         self._mean: Floats = mean[0]
-        self._fitted_at = 0
 
-    def for_cell(self, cell: Cell, seed: int) -> LatticeSampler:
+    def for_cell(self, cell: Cell, seed: int) -> PoolSampler:
         """The same sampler for another cell, with another seed; what is expected of configs is the cell's own."""
         configs, shape, gpu, landscapes = self._given
         where = cell if shape is not None else None
-        return LatticeSampler(self._space, configs, shape=shape, gpu=gpu, cell=where, landscapes=landscapes, seed=seed)
+        return PoolSampler(self._space, configs, shape=shape, gpu=gpu, cell=where, landscapes=landscapes, seed=seed)
 
     def reseed_rng(self) -> None:
         self._rng = np.random.default_rng()
@@ -160,14 +158,11 @@ class LatticeSampler(BaseSampler):
         in_flight = np.array(sorted(running), dtype=np.int64)
         configs = np.concatenate([near, in_flight])
         covariance = self._model.covariances([configs])[0] if times else self._model.prior_covariance(configs, 0)
-        chance = chance_to_compile(
-            self._model.x, configs, np.array(sorted(failed), dtype=np.int64), np.array(sorted(times), dtype=np.int64)
-        )
         shortlist = Shortlist(
             cell=0,
             configs=configs,
             samples=sample(mean[configs], covariance, _SAMPLES, self._rng),
-            weight=chance,
+            weight=np.ones(len(configs)),
             current=np.full(_SAMPLES, 0.0 if times else _SPREAD),
             quota=1,
         )
@@ -184,11 +179,8 @@ class LatticeSampler(BaseSampler):
         config = np.array(sorted(excess), dtype=np.int64)
         value = squash(np.array([excess[int(i)] for i in config])) - self._mean[config]
         level = float(value.mean())
-        self._model.observe(config, np.zeros(len(config), dtype=np.int64), value - level)
-        if len(config) >= self._fitted_at + _FIT_EVERY:
-            self._model.fit(self._rng)
-            self._fitted_at = len(config)
-        return np.asarray(self._model.condition()[0] + level + self._mean)
+        mean = self._model.condition(config, np.zeros(len(config), dtype=np.int64), value - level)
+        return np.asarray(mean[0] + level + self._mean)
 
     def _history(self, study: Study, current: FrozenTrial) -> tuple[dict[int, float], set[int], set[int]]:
         """Log times, failures and configs in flight, by index of config."""
@@ -209,7 +201,7 @@ class LatticeSampler(BaseSampler):
                 continue
             if not value > 0.0:
                 raise InvalidInputError(
-                    f"trial {trial.number} has the value {value!r}: LatticeSampler needs positive ones"
+                    f"trial {trial.number} has the value {value!r}: PoolSampler needs positive ones"
                 )
             times[index] = min(times.get(index, math.inf), sign * math.log(value))
         return times, failed - set(times), running - set(times)
@@ -223,3 +215,6 @@ class LatticeSampler(BaseSampler):
 
 def _median(values: Mapping[int, float]) -> float | None:
     return float(np.median(list(values.values()))) if values else None
+
+
+LatticeSampler = PoolSampler  # its first name

@@ -34,7 +34,6 @@ class SearchProblem:
         seed: Of all random choices.
         known: Measurements from an earlier run.
         portfolio: Tried first, best first; what is not among the candidates is passed over.
-        roofline_us: µs below which no kernel can go, for the cells where that is known.
         defaults: What an engine uses where it finds no file. A stock sampler starts from it; the lattice
             search has better starts.
         landscapes: Recordings of other shapes, as a prior (see :mod:`moeopt.recordings.landscape`).
@@ -50,7 +49,6 @@ class SearchProblem:
     seed: int = 0
     known: Mapping[Cell, Sequence[Measurement]] = field(default_factory=dict)
     portfolio: Sequence[LaunchConfig] = ()
-    roofline_us: Mapping[Cell, float] = field(default_factory=dict)
     defaults: Mapping[Cell, LaunchConfig] = field(default_factory=dict)
     landscapes: Sequence[Landscape] = ()
 

@@ -1,4 +1,25 @@
-"""A Gaussian process over (launch config, cell): one model for all batch sizes and both roles."""
+"""A Gaussian process over (launch config, cell): one model for all batch sizes and both roles.
+
+The log time y of config c in cell z (role and log2 M) is modelled as prior mean plus a Gaussian process with the
+covariance
+
+    k((c, z), (c', z')) =  matern(c, c') [shared(z, z') + local(z, z')]     how the tile decides
+                        +  [c = c'] own(z, z')                             what a config keeps for itself
+                        +  level [z = z']                                  a cell's level, of which nothing is known
+                        +  mean(z, z') m(c, z) m(c', z')                    how far the prior mean m is to be trusted
+                        +  basis(z, z') b(c) . b(c')                        how recordings say that configs go together
+
+Each part is a product of a function of the configs and one of the cells, so that what many cells cost is little more
+than what one costs. With K the covariance of what was observed, plus the noise on its diagonal, and k the
+covariance between a candidate and that, the posterior (Rasmussen and Williams, Gaussian Processes for Machine
+Learning, algorithm 2.1) has
+
+    mean = k' alpha,   alpha = K^-1 y,        covariance = k** - v' v,   v = L^-1 k,   K = L L'.
+
+alpha is summed per (distinct config, cell) first: a candidate's mean is then one product of small matrices for all
+cells. The hyperparameters are constants: fitting them in a tune gained less than it cost in code
+(``benchmarks/results/ablation.md``).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +30,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,294 +39,171 @@ if TYPE_CHECKING:
 
 _ROOT3: Final = math.sqrt(3.0)
 _LEVEL: Final = 1.0  # variance of a cell's level: wide, so that the data alone decide on it
-_SPREAD: Final = 0.25  # standard deviation of the prior on every hyperparameter (in logs)
+_NOISE_FLOOR: Final = 1e-6  # variance that keeps the covariance well conditioned
 
 
-@dataclass
-class Hyperparameters:
-    """Logs of amplitudes and lengths, logits of correlations; fitted by marginal likelihood.
+@dataclass(frozen=True)
+class CellKernel:
+    """Covariance between cells: Matern-3/2 over log2 M, times a correlation between roles.
 
-    ``theta`` holds, in order: amplitudes of what all cells share, of what neighbouring batch sizes
-    share, of what one config keeps across cells, and of the noise; lengths of the config features;
-    lengths over log2 M of the three; correlations between roles of the three; amplitude and length
-    over log2 M of the weight on the prior mean; amplitude, length over log2 M and correlation
-    between roles of the weights on the basis.
+    Attributes:
+        amplitude: Standard deviation, in the log of time.
+        length: Of the Matern kernel, in doublings of M.
+        between_roles: Correlation of up and down at the same M, 0 to 1.
     """
 
-    theta: Floats
-    features: int
+    amplitude: float
+    length: float
+    between_roles: float = 1.0
 
-    @classmethod
-    def default(cls, features: int, *, basis: bool = False) -> Hyperparameters:
-        """Near the medians of what marginal likelihood gave on recordings of an H200.
+    def __call__(self, cells: Floats) -> Floats:
+        """float64 [cells, cells], given [cells, 2] of log2 M and the role's number."""
+        distance = _ROOT3 * np.abs(cells[:, :1] - cells[:, 0]) / self.length
+        roles = np.where(cells[:, 1:] == cells[:, 1], 1.0, self.between_roles)
+        return np.asarray(self.amplitude**2 * (1 + distance) * np.exp(-distance) * roles)
 
-        Args:
-            features: How many config features there are.
-            basis: Whether there is one: it explains most of what the others have to explain without it.
-        """
-        if basis:
-            amplitudes, over_m, roles = [0.1, 0.07, 0.006, 0.005], [9.3, 2.2, 3.4], [-0.4, 0.2, -1.1]
-            lengths, weights = [4.2, 6.9, 1.7, 26.0, 7.2, 2.6, 11.4, 6.2, 9.2, 2.5, 2.0], [0.43, 9.2]
-        else:
-            amplitudes, over_m, roles = [0.23, 0.12, 0.02, 0.012], [13.0, 2.25, 3.5], [-0.2, 0.5, -1.0]
-            lengths, weights = [2.8, 6.5, 2.3, 30.0, 2.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0], [0.3, 4.0]
-        # A feature that the recordings do not vary has a length of its own scale.
-        lengths += [2.0] * (features - len(lengths))
-        logs = [*amplitudes, *lengths[:features], *over_m]
-        return cls(np.concatenate([np.log(logs), roles, np.log([*weights, 1.3, 2.5]), [-0.3]]), features)
 
-    @property
-    def variances(self) -> Floats:
-        """Of the shared part, the local part, the config's own, and the noise."""
-        return np.asarray(np.exp(2 * self.theta[:4]))
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Amplitudes (log of time) and lengths (features of a config, doublings of M).
 
-    @property
-    def lengths(self) -> Floats:
-        """Of the config features."""
-        return np.asarray(np.exp(self.theta[4 : 4 + self.features]))
+    The values are near the medians of what marginal likelihood gives on recordings of an H200; the command that
+    fits them is ``python -m benchmarks.hyperparameters``.
 
-    def cell_kernel(self, part: int) -> tuple[float, float]:
-        """Length over log2 M and correlation between roles of one of the three parts."""
-        at = 4 + self.features + part
-        return math.exp(self.theta[at]), 1 / (1 + math.exp(-self.theta[at + 3]))
+    Attributes:
+        shared: What all batch sizes have in common of how the tile decides.
+        local: What neighbouring batch sizes have in common.
+        own: What one config keeps across cells.
+        mean: The weight on the prior mean.
+        basis: The weights on the basis.
+        noise: Standard deviation of the noise.
+        lengths: Of the config features, in the order of :func:`moeopt.search.features.config_features`.
+    """
 
-    @property
-    def weight_kernel(self) -> tuple[float, float]:
-        """Variance and length over log2 M of the weight on the prior mean."""
-        return math.exp(2 * self.theta[-5]), math.exp(self.theta[-4])
+    shared: CellKernel
+    local: CellKernel
+    own: CellKernel
+    mean: CellKernel
+    basis: CellKernel
+    noise: float
+    lengths: tuple[float, ...]
 
-    @property
-    def basis_kernel(self) -> tuple[float, float, float]:
-        """Variance, length over log2 M and correlation between roles of the weights on the basis."""
-        return math.exp(2 * self.theta[-3]), math.exp(self.theta[-2]), 1 / (1 + math.exp(-self.theta[-1]))
+    def length_of(self, features: int) -> Floats:
+        """Lengths of so many features, float64 [features]; of one that no recording varies that of USE_TMA."""
+        more = [self.lengths[-1]] * max(0, features - len(self.lengths))
+        return np.array([*self.lengths[:features], *more])
+
+
+# Features: BLOCK_SIZE_M, N, K, GROUP_SIZE_M, warps, stages; outputs per warp, elements of the pipeline, aspect of the
+# tile; maxnreg, USE_TMA.
+WITH_RECORDINGS: Final = Hyperparameters(
+    shared=CellKernel(0.10, 9.3, 0.40),
+    local=CellKernel(0.07, 2.2, 0.55),
+    own=CellKernel(0.006, 3.4, 0.25),
+    mean=CellKernel(0.43, 9.2),
+    basis=CellKernel(1.3, 2.5, 0.43),
+    noise=0.005,
+    lengths=(4.2, 6.9, 1.7, 26.0, 7.2, 2.6, 11.4, 6.2, 9.2, 2.5, 2.0),
+)
+# Without a basis the other parts have to explain what it explains.
+ALONE: Final = Hyperparameters(
+    shared=CellKernel(0.23, 13.0, 0.45),
+    local=CellKernel(0.12, 2.25, 0.62),
+    own=CellKernel(0.02, 3.5, 0.27),
+    mean=CellKernel(0.3, 4.0),
+    basis=CellKernel(1.3, 2.5, 0.43),
+    noise=0.012,
+    lengths=(2.8, 6.5, 2.3, 30.0, 2.0, 3.4, 4.6, 7.0, 7.5, 2.5, 2.0),
+)
 
 
 class Surrogate:
     """Models log times of configs in cells around a prior mean.
-
-    The covariance of two (config, cell) is a sum of products: a Matern-3/2 kernel of the config
-    features times one over cells (log2 M and role), once with a long and once with a short reach
-    over M; what a config keeps for itself over cells; a level per cell; an uncertain weight on the
-    prior mean; and uncertain weights on a basis, in which recordings say how configs differ from what
-    is expected of them. As every part is a product, what many cells cost
-    is little more than what one costs.
 
     Args:
         configs: Config features, float64 [configs, features].
         cells: Cell features, float64 [cells, 2].
         prior: The prior mean, float64 [cells, configs].
         basis: float64 [configs, rank] (rank may be 0): :meth:`moeopt.search.prior.Prior.basis`.
+        hyper: By default what was fitted with or without a basis.
+
+    Attributes:
+        log_likelihood: Of what :meth:`condition` was given last, up to a constant: what the hyperparameters are
+            fitted by.
     """
 
-    def __init__(self, configs: Floats, cells: Floats, prior: Floats, basis: Floats) -> None:
-        self.x = configs
-        self.z = cells
-        self.prior = prior
-        self.basis = basis
-        self.hyper = Hyperparameters.default(configs.shape[1], basis=bool(basis.shape[1]))
-        self._start = self.hyper.theta.copy()
+    def __init__(
+        self, configs: Floats, cells: Floats, prior: Floats, basis: Floats, hyper: Hyperparameters | None = None
+    ) -> None:
+        self.hyper = hyper or (WITH_RECORDINGS if basis.shape[1] else ALONE)
+        self._scaled = configs / self.hyper.length_of(configs.shape[1])
+        self._prior = prior
+        self._basis = basis
+        # Functions of the cells, float64 [cells, cells].
+        self._tile = self.hyper.shared(cells) + self.hyper.local(cells)
+        self._own = self.hyper.own(cells)
+        self._mean = self.hyper.mean(cells)
+        self._steady = self.hyper.basis(cells)
 
-    # -- data ---------------------------------------------------------------------------------------
+    def condition(self, config: Ints, cell: Ints, value: Floats) -> Floats:
+        """Conditions on observations and returns the posterior mean, float64 [cells, configs].
 
-    def observe(self, config: Ints, cell: Ints, value: Floats) -> None:
-        """Takes all observations (index of config and of cell, log time less the prior mean)."""
-        self.config, self.cell, self.value = config, cell, value
-
-    def fit(self, rng: np.random.Generator, most: int = 96, steps: int = 5) -> None:
-        """Fits the hyperparameters to at most ``most`` of the observations."""
-        config, cell, value = self.config, self.cell, self.value
-        if len(config) > most:
-            keep = np.sort(rng.choice(len(config), most, replace=False))
-            config, cell, value = config[keep], cell[keep], value[keep]
-        found = minimize(
-            self._loss,
-            self.hyper.theta,
-            args=(config, cell, value),
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": steps, "maxfun": steps + 5},
-        )
-        if np.isfinite(found.fun):
-            self.hyper = Hyperparameters(np.asarray(found.x, dtype=np.float64), self.x.shape[1])
-
-    def condition(self) -> Floats:
-        """Conditions on the observations and returns the posterior mean, float64 [cells, configs]."""
-        parts = _Parts(self, self.hyper, self.config)
-        self._parts = parts
-        self._factor = cholesky(self._covariance(parts, self.config, self.cell), lower=True, check_finite=False)
-        alpha = cho_solve((self._factor, True), self.value, check_finite=False)
-        mass = np.zeros((len(parts.unique), len(self.z)))
-        np.add.at(mass, (parts.where, self.cell), alpha)
-        self._near = _matern(self.x / self.hyper.lengths, self.x[parts.unique] / self.hyper.lengths)
-        mean = self._near @ (mass @ parts.smooth)
-        mean[parts.unique] += mass @ parts.own
+        Args:
+            config: Index of each observation's config, int64 [n].
+            cell: Index of its cell, int64 [n].
+            value: Its log time less the prior mean, float64 [n].
+        """
+        self._config, self._cell = config, cell
+        distinct, self._where = np.unique(config, return_inverse=True)
+        self._near = _matern(self._scaled, self._scaled[distinct])  # [configs, distinct]
+        self._alike = self._basis @ self._basis[distinct].T  # [configs, distinct]
+        covariance = self._cross(config, cell)
+        covariance[np.diag_indices(len(config))] += self.hyper.noise**2 + _NOISE_FLOOR
+        self._factor = cholesky(covariance, lower=True, check_finite=False)
+        alpha = cho_solve((self._factor, True), value, check_finite=False)
+        self.log_likelihood = -float(0.5 * value @ alpha + np.log(np.diag(self._factor)).sum())
+        mass = np.zeros((len(distinct), len(self._tile)))
+        np.add.at(mass, (self._where, cell), alpha)
+        mean = self._near @ (mass @ self._tile) + self._alike @ (mass @ self._steady)
+        mean[distinct] += mass @ self._own
         mean += _LEVEL * mass.sum(axis=0)
-        if self.basis.shape[1]:
-            self._alike = self.basis @ self.basis[parts.unique].T
-            mean += self._alike @ (mass @ parts.steady)
-        pull = np.bincount(self.cell, self.prior[self.cell, self.config] * alpha, len(self.z))
-        mean += self.prior.T * (parts.weights @ pull)
+        pull = np.bincount(cell, self._prior[cell, config] * alpha, len(self._tile))
+        mean += self._prior.T * (self._mean @ pull)
         return np.asarray(np.ascontiguousarray(mean.T))
 
     def covariances(self, shortlists: Sequence[Ints]) -> list[Floats]:
         """Posterior covariance of a shortlist of configs for every cell, float64 [n, n] each."""
-        parts = self._parts
         cells = np.repeat(np.arange(len(shortlists)), [len(s) for s in shortlists])
-        configs = np.concatenate(shortlists)
-        cross = _spread(self._near, configs, parts.where)
-        cross *= _spread(parts.smooth, cells, self.cell)
-        if self.basis.shape[1]:
-            alike = _spread(self._alike, configs, parts.where)
-            alike *= _spread(parts.steady, cells, self.cell)
-            cross += alike
-        one, two = np.nonzero(configs[:, None] == self.config)
-        cross[one, two] += parts.own[cells[one], self.cell[two]]
-        cross[cells[:, None] == self.cell] += _LEVEL
-        weights = _spread(parts.weights, cells, self.cell)
-        weights *= np.outer(self.prior[cells, configs], self.prior[self.cell, self.config])
-        cross += weights
+        cross = self._cross(np.concatenate(shortlists), cells)
         half = solve_triangular(self._factor, cross.T, lower=True, check_finite=False)
-        out, start = [], 0
-        for cell, shortlist in enumerate(shortlists):
-            part = half[:, start : start + len(shortlist)]
-            start += len(shortlist)
-            out.append(self.prior_covariance(shortlist, cell) - part.T @ part)
-        return out
+        parts = np.split(half, np.cumsum([len(s) for s in shortlists])[:-1], axis=1)
+        return [
+            self.prior_covariance(shortlist, cell) - part.T @ part
+            for cell, (shortlist, part) in enumerate(zip(shortlists, parts, strict=True))
+        ]
 
     def prior_covariance(self, configs: Ints, cell: int) -> Floats:
         """Covariance of configs in one cell before anything is observed, float64 [n, n]."""
-        shared, local, own, _ = self.hyper.variances
-        scaled = self.x[configs] / self.hyper.lengths
-        out = _matern(scaled, scaled) * (shared + local) + np.eye(len(configs)) * own + _LEVEL
-        prior = self.prior[cell, configs]
-        out += self.hyper.weight_kernel[0] * np.outer(prior, prior)
-        if self.basis.shape[1]:
-            out += self.hyper.basis_kernel[0] * (self.basis[configs] @ self.basis[configs].T)
+        scaled, basis, prior = self._scaled[configs], self._basis[configs], self._prior[cell, configs]
+        out = _matern(scaled, scaled) * self._tile[cell, cell] + np.eye(len(configs)) * self._own[cell, cell] + _LEVEL
+        out += self._mean[cell, cell] * np.outer(prior, prior) + self._steady[cell, cell] * (basis @ basis.T)
         return np.asarray(out)
 
-    # -- covariance and marginal likelihood -----------------------------------------------------------
-
-    def _covariance(self, parts: _Parts, config: Ints, cell: Ints) -> Floats:
-        out = _spread(parts.near, parts.where, parts.where)
-        out *= _spread(parts.smooth, cell, cell)
-        if self.basis.shape[1]:
-            alike = _spread(parts.alike, parts.where, parts.where)
-            alike *= _spread(parts.steady, cell, cell)
+    def _cross(self, configs: Ints, cells: Ints) -> Floats:
+        """Covariance of (config, cell) pairs, int64 [n] each, with what was observed: float64 [n, observations]."""
+        out = _spread(self._near, configs, self._where)
+        out *= _spread(self._tile, cells, self._cell)
+        if self._basis.shape[1]:
+            alike = _spread(self._alike, configs, self._where)
+            alike *= _spread(self._steady, cells, self._cell)
             out += alike
-        one, two = np.nonzero(config[:, None] == config)
-        out[one, two] += parts.own[cell[one], cell[two]]
-        out[cell[:, None] == cell] += _LEVEL
-        prior = self.prior[cell, config]
-        weights = _spread(parts.weights, cell, cell)
-        weights *= np.outer(prior, prior)
+        one, two = np.nonzero(configs[:, None] == self._config)
+        out[one, two] += self._own[cells[one], self._cell[two]]
+        out[cells[:, None] == self._cell] += _LEVEL
+        weights = _spread(self._mean, cells, self._cell)
+        weights *= np.outer(self._prior[cells, configs], self._prior[self._cell, self._config])
         out += weights
-        out[np.diag_indices(len(config))] += self.hyper_noise(parts.hyper)
-        return np.asarray(out)
-
-    @staticmethod
-    def hyper_noise(hyper: Hyperparameters) -> float:
-        """Variance of the noise, with a floor that keeps the covariance well conditioned."""
-        return float(hyper.variances[3]) + 1e-6
-
-    def _loss(self, theta: Floats, config: Ints, cell: Ints, value: Floats) -> tuple[float, Floats]:
-        """Negative log of marginal likelihood times prior, and its gradient."""
-        hyper = Hyperparameters(theta, self.x.shape[1])
-        parts = _Parts(self, hyper, config, gradient=True)
-        count, cells = len(config), len(self.z)
-        pull = (theta - self._start) / _SPREAD
-        try:
-            factor = cholesky(self._covariance(parts, config, cell), lower=True, check_finite=False)
-        except np.linalg.LinAlgError:
-            return math.inf, np.zeros_like(theta)
-        inverse = cho_solve((factor, True), np.eye(count), check_finite=False)
-        alpha = inverse @ value
-        loss = 0.5 * value @ alpha + np.log(np.diag(factor)).sum() + 0.5 * (pull @ pull)
-
-        slope = 0.5 * (inverse - np.outer(alpha, alpha))  # d loss / d covariance
-        pair = (cell[:, None] * cells + cell).ravel()
-
-        def per_cell(matrix: Floats) -> Floats:
-            return np.bincount(pair, matrix.ravel(), cells * cells).reshape(cells, cells).astype(np.float64)
-
-        by_near = per_cell(slope * parts.near[np.ix_(parts.where, parts.where)])
-        by_same = per_cell(slope * (config[:, None] == config))
-        shared, local, own, noise = hyper.variances
-        gradient = np.zeros_like(theta)
-        n = self.x.shape[1]
-        for part, (variance, by) in enumerate(((shared, by_near), (local, by_near), (own, by_same))):
-            kernel = parts.cells[part]
-            gradient[part] = 2 * variance * (by * kernel.value).sum()
-            gradient[4 + n + part] = variance * (by * kernel.by_length).sum()
-            gradient[7 + n + part] = variance * (by * kernel.by_role).sum()
-        gradient[3] = 2 * noise * np.trace(slope)
-
-        size = len(parts.unique)
-        at = (parts.where[:, None] * size + parts.where).ravel()
-        by_config = np.bincount(at, (slope * parts.smooth[np.ix_(cell, cell)]).ravel(), size * size)
-        by_config = by_config.reshape(size, size) * parts.near_slope
-        squares = parts.scaled**2
-        gradient[4 : 4 + n] = (
-            by_config.sum(axis=1) @ squares
-            + by_config.sum(axis=0) @ squares
-            - 2 * np.einsum("in,ij,jn->n", parts.scaled, by_config, parts.scaled, optimize=True)
-        )
-        prior = self.prior[cell, config]
-        by_weight = per_cell(slope * np.outer(prior, prior))
-        kernel = parts.cells[3]
-        variance = hyper.weight_kernel[0]
-        gradient[-5] = 2 * variance * (by_weight * kernel.value).sum()
-        gradient[-4] = variance * (by_weight * kernel.by_length).sum()
-        if self.basis.shape[1]:
-            by_basis = per_cell(slope * _spread(parts.alike, parts.where, parts.where))
-            kernel = parts.cells[4]
-            variance = hyper.basis_kernel[0]
-            gradient[-3] = 2 * variance * (by_basis * kernel.value).sum()
-            gradient[-2] = variance * (by_basis * kernel.by_length).sum()
-            gradient[-1] = variance * (by_basis * kernel.by_role).sum()
-        return float(loss), gradient + pull / _SPREAD
-
-
-@dataclass(frozen=True)
-class _CellKernel:
-    """Matern-3/2 over log2 M times the correlation between roles, with derivatives."""
-
-    value: Floats
-    by_length: Floats
-    by_role: Floats
-
-    @classmethod
-    def of(cls, z: Floats, length: float, role: float) -> _CellKernel:
-        distance = _ROOT3 * np.abs(z[:, :1] - z[:, 0]) / length
-        same = z[:, 1:] == z[:, 1]
-        decay = np.exp(-distance)
-        along = (1 + distance) * decay
-        factor = np.where(same, 1.0, role)
-        return cls(along * factor, distance**2 * decay * factor, np.where(same, 0.0, role * (1 - role)) * along)
-
-
-class _Parts:
-    """The small matrices that a covariance is put together from."""
-
-    def __init__(self, model: Surrogate, hyper: Hyperparameters, config: Ints, *, gradient: bool = False) -> None:
-        self.hyper = hyper
-        self.unique, self.where = np.unique(config, return_inverse=True)
-        self.scaled = model.x[self.unique] / hyper.lengths
-        self.near = _matern(self.scaled, self.scaled)
-        if gradient:
-            self.near_slope = 3 * np.exp(-_ROOT3 * np.sqrt(_squares(self.scaled, self.scaled)))
-        variance, length = hyper.weight_kernel
-        self.cells = [_CellKernel.of(model.z, *hyper.cell_kernel(part)) for part in range(3)]
-        self.cells.append(_CellKernel.of(model.z, length, 1.0))
-        steady, length, role = hyper.basis_kernel
-        self.cells.append(_CellKernel.of(model.z, length, role))
-        shared, local, own, _ = hyper.variances
-        self.smooth = shared * self.cells[0].value + local * self.cells[1].value
-        self.own = own * self.cells[2].value
-        self.weights = variance * self.cells[3].value
-        self.steady = steady * self.cells[4].value
-        if model.basis.shape[1]:
-            basis = model.basis[self.unique]
-            self.alike = basis @ basis.T
+        return out
 
 
 def _spread(matrix: Floats, rows: Ints, columns: Ints) -> Floats:
@@ -314,12 +211,8 @@ def _spread(matrix: Floats, rows: Ints, columns: Ints) -> Floats:
     return np.asarray(np.take(np.take(matrix, columns, axis=1), rows, axis=0))
 
 
-def _squares(a: Floats, b: Floats) -> Floats:
-    out = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
-    return np.asarray(np.maximum(out, 0.0))
-
-
 def _matern(a: Floats, b: Floats) -> Floats:
-    """Matern-3/2 of scaled features."""
-    r = _ROOT3 * np.sqrt(_squares(a, b))
+    """Matern-3/2 of scaled features, float64 [len(a), len(b)]: (1 + r) exp(-r) with r = sqrt(3) |a - b|."""
+    squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
+    r = _ROOT3 * np.sqrt(np.maximum(squares, 0.0))
     return np.asarray((1 + r) * np.exp(-r))

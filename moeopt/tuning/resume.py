@@ -21,7 +21,7 @@ from moeopt.storage.store import StoredTrial, StudyKey, StudyStore
 from moeopt.tuning.options import TuneOptions
 
 # A change of the search, its recordings or the cost model's fits that makes old runs not replayable raises this.
-SEARCH_VERSION: Final = 7
+SEARCH_VERSION: Final = 8
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def find_portfolio(
     database for other shapes on the same GPU.
     """
     sizes = sorted({cell.batch_size for cell in cells})
-    recorded = greedy_portfolio(landscapes, device.spec.shape, device.spec.gpu, cells, candidates)
+    recorded = greedy_portfolio(landscapes, device.spec.shape, cells, candidates)
     engines = () if device.spec.provenance.recorded else engine_portfolio(device.spec.shape, device.spec.gpu, sizes)
     return merge_portfolios([recorded, engines, neighbours(device, store)], candidates)
 

@@ -16,7 +16,8 @@ from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.core.space import SearchSpace
-from moeopt.costmodel.model import launch_parts, predict_us
+from moeopt.costmodel.formula import launch_parts
+from moeopt.costmodel.model import predict_us
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import export_configs
 from moeopt.export.write import MARKER

@@ -191,7 +191,6 @@ class Tuner:
             keep_run(self.store, self.key, self.options, run)
 
     def _strategy(self, known: Mapping[Cell, Sequence[Measurement]], portfolio: Sequence[LaunchConfig]) -> Strategy:
-        rooflines = {cell: self.spec.roofline_us(cell) for cell in self.cells}
         problem = SearchProblem(
             shape=self.spec.shape,
             gpu=self.spec.gpu,
@@ -203,7 +202,6 @@ class Tuner:
             seed=self.options.seed,
             known={cell: tuple(measurements) for cell, measurements in known.items()},
             portfolio=tuple(portfolio),
-            roofline_us={cell: us for cell, us in rooflines.items() if us is not None},
             landscapes=self._landscapes,
             defaults={
                 cell: self.spec.default_config(role, cell.batch_size) for cell in self.cells for role in cell.roles[:1]

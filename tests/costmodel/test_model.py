@@ -12,20 +12,17 @@ from moeopt.core.config import LaunchConfig, config_table
 from moeopt.core.gpu import GPUS, GpuSpec
 from moeopt.core.shape import DTYPES, ROLES, MoEShape
 from moeopt.core.space import SearchSpace
-from moeopt.costmodel import model as costmodel
-from moeopt.costmodel.model import (
+from moeopt.costmodel import trees
+from moeopt.costmodel.formula import expected_tiles, launch_parts
+from moeopt.costmodel.model import estimate_tune_seconds, predict_table_us, predict_us
+from moeopt.costmodel.trees import (
     EVERYTHING,
     FEATURES,
     FITTED,
     Correction,
-    estimate_tune_seconds,
-    expected_tiles,
     launch_features,
-    launch_parts,
     load_correction,
     pack_correction,
-    predict_table_us,
-    predict_us,
     unpack_correction,
 )
 from moeopt.recordings.landscape import load_landscapes
@@ -145,7 +142,7 @@ class TestCorrection:
         assert np.median(off) < 0.1 * np.median(seen)
 
     def test_every_recorded_layer_has_a_fit_without_it(self) -> None:
-        with np.load(Path(costmodel.__file__).with_name(FITTED)) as arrays:
+        with np.load(Path(trees.__file__).with_name(FITTED)) as arrays:
             names = {name.split("/")[0] for name in arrays.files}
         assert names == {EVERYTHING, *(landscape.shape.slug() for landscape in load_landscapes())}
         assert load_correction(BF16).value.tolist() != load_correction(None).value.tolist()

@@ -15,7 +15,7 @@ from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes
-from moeopt.search.portfolio import engine_portfolio, greedy_portfolio, merge_portfolios
+from moeopt.search.portfolio import engine_portfolio, greedy_portfolio, merge_portfolios, similarity
 from tests.search.replay import RECORDINGS
 
 A, B, C = LaunchConfig(16, 64, 64, 1, 4, 3), LaunchConfig(64, 64, 64, 1, 4, 3), LaunchConfig(128, 128, 64, 16, 8, 4)
@@ -36,7 +36,7 @@ def test_greedy_lists_get_better_with_length(tiny_recording: Callable[..., Path]
     landscape = Landscape.from_recording(Recording.load(tiny_recording()))
     cells = [Cell(role, m) for m in (1, 16, 64) for role in ("up", "down")]
     other = landscape.shape.replace(num_experts=16)
-    found = {n: greedy_portfolio([landscape], other, H200, cells, landscape.configs, n) for n in (1, 4, 12)}
+    found = {n: greedy_portfolio([landscape], other, cells, landscape.configs, n) for n in (1, 4, 12)}
     assert len(found[4]) == 4
     assert found[12][:4] == found[4]
     columns = {c: j for j, c in enumerate(landscape.configs)}
@@ -52,18 +52,18 @@ def test_greedy_lists_get_better_with_length(tiny_recording: Callable[..., Path]
 def test_greedy_takes_candidates_only_and_may_have_nothing_to_go_by(tiny_recording: Callable[..., Path]) -> None:
     landscape = Landscape.from_recording(Recording.load(tiny_recording()))
     some = landscape.configs[::7]
-    found = greedy_portfolio([landscape], landscape.shape, H200, [Cell("joint", 16)], some, 5)
+    found = greedy_portfolio([landscape], landscape.shape, [Cell("joint", 16)], some, 5)
     assert found
     assert set(found) <= set(some)
-    assert greedy_portfolio([], SHAPE, H200, [Cell("up", 16)], some) == ()
-    assert greedy_portfolio([landscape], SHAPE, H200, [Cell("up", 16)], [C]) == ()
+    assert greedy_portfolio([], SHAPE, [Cell("up", 16)], some) == ()
+    assert greedy_portfolio([landscape], SHAPE, [Cell("up", 16)], [C]) == ()
 
 
 def test_a_portfolio_of_another_shape_is_good_for_this_one() -> None:
     recording = Recording.load(RECORDINGS / "h200-E256-top8-K3072-N256-bf16.jsonl.gz")
     truth = Landscape.from_recording(recording)
     others = load_landscapes(RECORDINGS, exclude_shape=recording.shape)
-    listed = greedy_portfolio(others, recording.shape, recording.gpu, truth.cells, truth.configs, 16)
+    listed = greedy_portfolio(others, recording.shape, truth.cells, truth.configs, 16)
     columns = {c: j for j, c in enumerate(truth.configs)}
     best = np.nanmin(truth.us, axis=1)
     median = float(np.mean(np.nanmedian(truth.us, axis=1) / best))
@@ -104,5 +104,18 @@ def test_merging_takes_turns_and_drops_what_is_no_candidate() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_size_is_a_limit(tiny_recording: Callable[..., Path], size: int) -> None:
     landscape = Landscape.from_recording(Recording.load(tiny_recording()))
-    found = greedy_portfolio([landscape], SHAPE, H200, [Cell("up", 512)], landscape.configs, size)
+    found = greedy_portfolio([landscape], SHAPE, [Cell("up", 512)], landscape.configs, size)
     assert 1 <= len(found) <= size
+
+
+def test_similar_cells() -> None:
+    recorded = Landscape.from_recording(Recording.load(RECORDINGS / "h200-E256-top8-K3072-N256-bf16.jsonl.gz"))
+    cells = [Cell("up", 64), Cell("down", 64)]
+    same = similarity(recorded.shape, cells, recorded)
+    up, down = recorded.cells.index(cells[0]), recorded.cells.index(cells[1])
+    assert same[0, up] == pytest.approx(1.0)
+    assert same[0, down] == 0.0
+    # Half the experts: the same tokens per expert at half the batch size.
+    half = recorded.shape.replace(num_experts=128)
+    likes = similarity(half, [Cell("up", 32)], recorded)[0]
+    assert recorded.cells[int(np.argmax(likes))] == Cell("up", 64)

@@ -16,7 +16,7 @@ from moeopt.core.trial import Cell
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape
 from moeopt.search.features import config_features, squash
-from moeopt.search.prior import alikeness, expected_us, make_prior
+from moeopt.search.prior import expected_us, make_prior
 from tests.search.replay import RECORDINGS
 
 
@@ -71,7 +71,7 @@ def test_candidates_at_the_same_places_are_looked_at_once(
     plain = make_prior(*arguments)
     monkeypatch.setattr("moeopt.search.prior._MANY", 100)
     once = make_prior(*arguments)
-    assert once.misses is not None and len(once.misses.places[0]) < len(wide)
+    assert once.residuals is not None and len(once.residuals.places[0]) < len(wide)
     np.testing.assert_allclose(once.mean, plain.mean, atol=1e-12)
     some = np.arange(0, len(wide), 5)
     np.testing.assert_allclose(*(b @ b.T for b in (once.basis(some), plain.basis(some))), atol=0.02)
@@ -84,8 +84,8 @@ def test_a_recording_that_has_no_cell_of_this_kind_says_nothing(bf16: Landscape,
     alone = make_prior(bf16.shape, bf16.gpu, cells, bf16.table)
     taught = make_prior(bf16.shape, bf16.gpu, cells, bf16.table, (half,))
     assert taught.mean.shape == alone.mean.shape
-    assert taught.misses is None
-    assert make_prior(bf16.shape, bf16.gpu, cells, bf16.table, (half, fp8)).misses is not None
+    assert taught.residuals is None
+    assert make_prior(bf16.shape, bf16.gpu, cells, bf16.table, (half, fp8)).residuals is not None
 
 
 def test_the_basis_knows_which_configs_are_off_together(bf16: Landscape, fp8: Landscape) -> None:
@@ -120,20 +120,6 @@ def test_joint_cells_are_sums_of_both_roles(bf16: Landscape, fp8: Landscape) -> 
     np.testing.assert_allclose(
         fp8.joint().us[0], fp8.us[fp8.cells.index(Cell("up", 2))] + fp8.us[fp8.cells.index(Cell("down", 2))]
     )
-
-
-def test_alike_cells(bf16: Landscape) -> None:
-    cells = [Cell("up", 64), Cell("down", 64)]
-    same = alikeness(bf16.shape, bf16.gpu, cells, bf16)
-    up, down = bf16.cells.index(cells[0]), bf16.cells.index(cells[1])
-    assert same[0, up] == pytest.approx(1.0)
-    assert same[0, down] == 0.0
-    other = replace(bf16, gpu=GpuSpec.by_name("NVIDIA A100-SXM4-80GB"))
-    assert alikeness(bf16.shape, bf16.gpu, cells, other)[0, up] < 0.6
-    # Half the experts: the same tokens per expert at half the batch size.
-    half = bf16.shape.replace(num_experts=128)
-    likes = alikeness(half, bf16.gpu, [Cell("up", 32)], bf16)[0]
-    assert bf16.cells[int(np.argmax(likes))] == Cell("up", 64)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA B200", "NVIDIA L40S"])

@@ -120,7 +120,7 @@ def test_failures_are_not_repeated_and_their_region_is_left() -> None:
         else:
             study.tell(trial, us(config))
     assert len(set(asked(study))) == 40
-    assert bad / 40 < 0.8 * sum(c.block_size_n == 128 for c in LEGAL) / len(LEGAL)
+    assert bad / 40 <= 0.8 * sum(c.block_size_n == 128 for c in LEGAL) / len(LEGAL)
 
 
 def test_a_pruned_trial_counts_with_its_rounds() -> None:

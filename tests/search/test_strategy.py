@@ -24,9 +24,9 @@ from moeopt.core.trial import Cell
 from moeopt.errors import InvalidInputError
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
-from moeopt.search.lattice import LatticeStrategy
 from moeopt.search.make import make_strategy
 from moeopt.search.optuna_strategy import OptunaStrategy, failure_constraint
+from moeopt.search.pool_search import PoolSearch
 from moeopt.search.sampler import LatticeSampler
 from moeopt.search.strategy import SearchProblem
 from tests.search.replay import jobs_of, problem_of, run
@@ -162,7 +162,7 @@ def test_another_seed_asks_otherwise(recording: Recording) -> None:
 
 def test_make_strategy_takes_any_sampler(recording: Recording) -> None:
     problem = problem_of(recording)
-    assert isinstance(make_strategy(problem), LatticeStrategy)
+    assert isinstance(make_strategy(problem), PoolSearch)
     assert isinstance(make_strategy(problem, sampler=RandomSampler()), OptunaStrategy)
     ours = LatticeSampler(problem.space, problem.candidates)
     assert isinstance(make_strategy(problem, sampler=ours), OptunaStrategy)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.optimize import approx_fprime
+from scipy.stats import multivariate_normal
 
 from moeopt.core.config import LaunchConfig, config_table
 from moeopt.core.space import SearchSpace
 from moeopt.core.trial import Cell
 from moeopt.search.features import cell_features, config_features
-from moeopt.search.surrogate import Hyperparameters, Surrogate
+from moeopt.search.surrogate import ALONE, WITH_RECORDINGS, CellKernel, Surrogate
 
 SPACE = SearchSpace(
     "small",
@@ -49,46 +51,51 @@ def model_of(prior: bool = True, rank: int = 0) -> tuple[Surrogate, NDArray[np.f
     rng = np.random.default_rng(0)
     expected = y + 0.1 * rng.standard_normal(y.shape) if prior else np.zeros_like(y)
     basis = 0.1 * rng.standard_normal((len(configs), rank))
-    return Surrogate(config_features(config_table(configs)), cell_features(CELLS), expected, basis), y
+    model = Surrogate(config_features(config_table(configs)), cell_features(CELLS), expected, basis)
+    return model, y
 
 
-def observe(model: Surrogate, y: NDArray[np.float64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def inputs_of(model: Surrogate) -> tuple[NDArray[np.float64], ...]:
+    """What a model was made with: features of configs and cells, prior mean, basis."""
+    return config_features(config_table(SPACE.configs())), cell_features(CELLS), model._prior, model._basis
+
+
+def drawn(y: NDArray[np.float64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Config, cell and value of ``count`` observations of each cell."""
     rng = np.random.default_rng(1)
     cell = np.repeat(np.arange(len(CELLS)), count)
     config = np.concatenate([rng.choice(y.shape[1], count, replace=False) for _ in CELLS])
-    model.observe(config, cell, y[cell, config] - y[cell, config].mean())
-    return config, cell
+    return config, cell, y[cell, config] - y[cell, config].mean()
 
 
 @pytest.mark.parametrize(("prior", "rank"), [(False, 0), (True, 0), (True, 5)])
-def test_the_gradient_is_that_of_the_loss(prior: bool, rank: int) -> None:
+def test_the_likelihood_is_that_of_a_dense_covariance(prior: bool, rank: int) -> None:
+    """Against scipy's multivariate normal distribution of the covariance that the docstring states."""
     model, y = model_of(prior, rank)
-    config, cell = observe(model, y, 8)
-    rng = np.random.default_rng(2)
-    theta = model.hyper.theta + 0.2 * rng.standard_normal(len(model.hyper.theta))
-    _, gradient = model._loss(theta, config, cell, model.value)
-    numeric = approx_fprime(theta, lambda t: model._loss(t, config, cell, model.value)[0], 1e-6)
-    np.testing.assert_allclose(gradient, numeric, rtol=1e-3, atol=1e-3 * np.abs(numeric).max())
+    config, cell, value = drawn(y, 8)
+    model.condition(config, cell, value)
+    density = multivariate_normal(cov=dense(model, config, cell)).logpdf(value)
+    constant = 0.5 * len(value) * np.log(2 * np.pi)
+    assert model.log_likelihood == pytest.approx(density + constant, rel=1e-6)
 
 
-def test_fitting_lowers_the_loss_and_is_the_same_twice() -> None:
-    thetas = []
-    for _ in range(2):
-        model, y = model_of()
-        config, cell = observe(model, y, 20)
-        before = model._loss(model.hyper.theta, config, cell, model.value)[0]
-        model.fit(np.random.default_rng(3), most=1000)
-        assert model._loss(model.hyper.theta, config, cell, model.value)[0] < before
-        thetas.append(model.hyper.theta)
-    np.testing.assert_array_equal(thetas[0], thetas[1])
+def test_hyperparameters_far_from_the_landscape_are_less_likely() -> None:
+    model, y = model_of()
+    given = drawn(y, 20)
+    likely = []
+    for noise in (model.hyper.noise, 1.0):
+        other = Surrogate(*inputs_of(model), replace(model.hyper, noise=noise))
+        other.condition(*given)
+        likely.append(other.log_likelihood)
+    assert likely[0] > likely[1]
 
 
 def test_the_mean_goes_through_the_observations() -> None:
     model, y = model_of()
-    config, cell = observe(model, y, 20)
-    mean = model.condition()
+    config, cell, value = drawn(y, 20)
+    mean = model.condition(config, cell, value)
     assert mean.shape == y.shape
-    assert np.abs(mean[cell, config] - model.value).max() < 0.03
+    assert np.abs(mean[cell, config] - value).max() < 0.03
 
 
 def test_one_batch_size_learns_from_its_neighbours_and_the_other_role() -> None:
@@ -96,15 +103,14 @@ def test_one_batch_size_learns_from_its_neighbours_and_the_other_role() -> None:
     rng = np.random.default_rng(4)
     cell = np.repeat([0, 1, 3, 4, 5], 30)  # nothing of cell 2
     config = np.concatenate([rng.choice(y.shape[1], 30, replace=False) for _ in range(5)])
-    model.observe(config, cell, y[cell, config] - np.array([y[c].mean() for c in range(6)])[cell])
-    mean = model.condition()[2]
+    mean = model.condition(config, cell, y[cell, config] - np.array([y[c].mean() for c in range(6)])[cell])[2]
     assert np.corrcoef(mean, y[2])[0, 1] > 0.7
 
 
 def test_covariances_shrink_where_something_was_observed_and_stay_positive() -> None:
     model, y = model_of()
-    config, cell = observe(model, y, 20)
-    model.condition()
+    config, cell, value = drawn(y, 20)
+    model.condition(config, cell, value)
     seen = np.unique(config[cell == 0])
     lists = [seen, *[np.arange(10)] * 5]
     after = model.covariances(lists)
@@ -119,25 +125,42 @@ def test_covariances_shrink_where_something_was_observed_and_stay_positive() -> 
 def test_covariances_are_those_of_the_whole_process(rank: int) -> None:
     """Against the textbook formula on one dense covariance of everything."""
     model, y = model_of(rank=rank)
-    config, cell = observe(model, y, 6)
-    mean = model.condition()
+    config, cell, value = drawn(y, 6)
+    mean = model.condition(config, cell, value)
     asked = np.array([3, 50, 101])
-    everything = (np.concatenate([config, asked]), np.concatenate([cell, np.full(3, 4)]))
-    from moeopt.search.surrogate import _Parts
-
-    dense = model._covariance(_Parts(model, model.hyper, everything[0]), *everything)
+    whole = dense(model, np.concatenate([config, asked]), np.concatenate([cell, np.full(3, 4)]))
     n = len(config)
-    solve = np.linalg.solve(dense[:n, :n], dense[:n, n:])
-    np.testing.assert_allclose(mean[4, asked], solve.T @ model.value, atol=1e-8)
+    solve = np.linalg.solve(whole[:n, :n], whole[:n, n:])
+    np.testing.assert_allclose(mean[4, asked], solve.T @ value, atol=1e-8)
     lists = [np.empty(0, dtype=np.int64)] * 4 + [asked] + [np.empty(0, dtype=np.int64)]
-    noise = np.eye(3) * model.hyper_noise(model.hyper)
-    np.testing.assert_allclose(model.covariances(lists)[4], dense[n:, n:] - noise - dense[n:, :n] @ solve, atol=1e-8)
+    noise = np.eye(3) * (model.hyper.noise**2 + 1e-6)
+    np.testing.assert_allclose(model.covariances(lists)[4], whole[n:, n:] - noise - whole[n:, :n] @ solve, atol=1e-8)
 
 
-def test_default_hyperparameters_have_the_stated_parts() -> None:
-    hyper = Hyperparameters.default(11)
-    assert hyper.lengths.shape == (11,)
-    assert len(hyper.theta) == 4 + 11 + 6 + 2 + 3
-    length, role = hyper.cell_kernel(0)
-    assert length > hyper.cell_kernel(1)[0]
-    assert 0 < role < 1
+def dense(model: Surrogate, config: NDArray[np.int64], cell: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The covariance of observations, pair by pair, as the module's docstring states it."""
+    x = config_features(config_table(SPACE.configs())) / np.array(model.hyper.lengths)
+    z, h, (_, _, prior, basis) = cell_features(CELLS), model.hyper, inputs_of(model)
+
+    def matern(distance: float) -> float:
+        return float((1 + np.sqrt(3) * distance) * np.exp(-np.sqrt(3) * distance))
+
+    def over(kernel: CellKernel, a: int, b: int) -> float:
+        roles = 1.0 if z[a, 1] == z[b, 1] else kernel.between_roles
+        return kernel.amplitude**2 * matern(abs(z[a, 0] - z[b, 0]) / kernel.length) * roles
+
+    out = np.zeros((len(config), len(config)))
+    for i, (c, a) in enumerate(zip(config, cell, strict=True)):
+        for j, (d, b) in enumerate(zip(config, cell, strict=True)):
+            out[i, j] = matern(float(np.linalg.norm(x[c] - x[d]))) * (over(h.shared, a, b) + over(h.local, a, b))
+            out[i, j] += (c == d) * over(h.own, a, b) + (a == b) * 1.0
+            out[i, j] += over(h.mean, a, b) * prior[a, c] * prior[b, d] + over(h.basis, a, b) * (basis[c] @ basis[d])
+    return out + np.eye(len(config)) * (h.noise**2 + 1e-6)
+
+
+def test_hyperparameters_are_for_the_features_that_there_are() -> None:
+    features = config_features(config_table(SPACE.configs())).shape[1]
+    for hyper in (WITH_RECORDINGS, ALONE):
+        assert len(hyper.lengths) == features
+        assert hyper.length_of(features + 1)[-1] == hyper.lengths[-1], "a new parameter has a length"
+        assert hyper.shared.length > hyper.local.length

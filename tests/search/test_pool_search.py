@@ -17,7 +17,7 @@ from moeopt.core.trial import Cell, Failure, Job, Measurement
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes
-from moeopt.search.lattice import LatticeOptions, LatticeStrategy
+from moeopt.search.pool_search import PoolOptions, PoolSearch
 from tests.search.replay import RECORDINGS, jobs_of, problem_of, run
 
 FP8 = "h200-E256-top8-K6144-N256-fp8_w8a8.jsonl.gz"
@@ -33,7 +33,7 @@ def tiny(tiny_recording: Callable[..., Path]) -> Recording:
     return Recording.load(tiny_recording())
 
 
-def regret(recording: Recording, strategy: LatticeStrategy) -> float:
+def regret(recording: Recording, strategy: PoolSearch) -> float:
     """Mean over batch sizes of the chosen split's time over the best one's, less 1."""
     landscape = Landscape.from_recording(recording)
     row = {
@@ -59,7 +59,7 @@ def test_finds_nearly_the_best_split_with_24_of_1248(fp8: Recording, taught: boo
     assert all(landscape.shape != fp8.shape for landscape in landscapes)
     found = []
     for seed in range(2):
-        strategy = LatticeStrategy(problem_of(fp8, trials=24, seed=seed, landscapes=landscapes))
+        strategy = PoolSearch(problem_of(fp8, trials=24, seed=seed, landscapes=landscapes))
         generations = run(strategy, RecordedDevice(fp8))
         assert len(generations) <= 8
         assert len({job.config for job in jobs_of(generations)}) <= 150
@@ -68,22 +68,11 @@ def test_finds_nearly_the_best_split_with_24_of_1248(fp8: Recording, taught: boo
     assert np.mean(found) < most
 
 
-def test_stops_at_the_roofline(tiny: Recording) -> None:
-    device = RecordedDevice(tiny)
-    landscape = Landscape.from_recording(tiny)
-    best = dict(zip(landscape.cells, np.nanmin(landscape.us, axis=1), strict=True))
-    whole = LatticeStrategy(problem_of(tiny, trials=30))
-    run(whole, device)
-    roofline = {cell: 0.99 * float(us) for cell, us in best.items()}
-    early = LatticeStrategy(problem_of(tiny, trials=30, roofline_us=roofline))
-    run(early, device)
-    assert regret(tiny, early) < 0.04
-    timed = [sum(len(s.ledger.timed(cell)) for cell in s.problem.cells) for s in (early, whole)]
-    assert timed[0] < 0.85 * timed[1]
-    only_up = {cell: us for cell, us in roofline.items() if cell.role == "up"}
-    half = LatticeStrategy(problem_of(tiny, trials=6, roofline_us=only_up))
-    run(half, device)
-    assert all(half.left(cell) == 0 for cell in half.problem.cells), "one role's roofline says nothing of the sum"
+def test_every_cell_gets_its_whole_budget(tiny: Recording) -> None:
+    strategy = PoolSearch(problem_of(tiny, trials=6))
+    run(strategy, RecordedDevice(tiny))
+    assert all(strategy.left(cell) == 0 for cell in strategy.problem.cells)
+    assert all(len(strategy.ledger.timed(cell)) == 6 for cell in strategy.problem.cells)
 
 
 def test_a_block_that_is_bad_for_the_partner_gets_little(tiny: Recording) -> None:
@@ -94,7 +83,7 @@ def test_a_block_that_is_bad_for_the_partner_gets_little(tiny: Recording) -> Non
         wave = 1 + 0.03 * abs(np.log2(job.config.block_size_n) - 6) + 0.01 * job.config.num_stages
         return float(wave * (10 * 0.8 ** (block == 64) if job.cell.role == "up" else 10.0 * 10 ** (block == 64)))
 
-    strategy = LatticeStrategy(problem_of(tiny, batch_sizes=(16, 64), trials=20))
+    strategy = PoolSearch(problem_of(tiny, batch_sizes=(16, 64), trials=20))
     asked = []
     while jobs := strategy.ask():
         asked.append(jobs)
@@ -107,7 +96,7 @@ def test_a_block_that_is_bad_for_the_partner_gets_little(tiny: Recording) -> Non
 def test_learns_where_configs_do_not_compile(tiny: Recording) -> None:
     problem = problem_of(tiny, batch_sizes=(16,), trials=24)
     bad = {c for c in problem.candidates if c.block_size_n == 128}
-    strategy = LatticeStrategy(problem)
+    strategy = PoolSearch(problem)
     tried = set()
     while jobs := strategy.ask():
         tried |= {job.config for job in jobs}
@@ -125,7 +114,7 @@ def test_learns_where_configs_do_not_compile(tiny: Recording) -> None:
 
 
 def test_ends_if_nothing_ever_compiles(tiny: Recording) -> None:
-    strategy = LatticeStrategy(problem_of(tiny, trials=8))
+    strategy = PoolSearch(problem_of(tiny, trials=8))
     for _ in range(100):
         jobs = strategy.ask()
         if not jobs:
@@ -138,12 +127,12 @@ def test_ends_if_nothing_ever_compiles(tiny: Recording) -> None:
 
 def test_a_space_of_one_config_is_timed(tiny: Recording) -> None:
     problem = problem_of(tiny, batch_sizes=(16,), trials=8)
-    strategy = LatticeStrategy(replace(problem, candidates=problem.candidates[:1]))
+    strategy = PoolSearch(replace(problem, candidates=problem.candidates[:1]))
     assert {job.config for job in strategy.ask()} == set(problem.candidates[:1])
 
 
 def test_jobs_that_were_never_answered_are_not_asked_again(tiny: Recording) -> None:
-    strategy = LatticeStrategy(problem_of(tiny, trials=8))
+    strategy = PoolSearch(problem_of(tiny, trials=8))
     first, second = strategy.ask(), strategy.ask()
     assert first
     assert second
@@ -154,10 +143,8 @@ def test_the_portfolio_comes_first(tiny: Recording) -> None:
     problem = problem_of(tiny, batch_sizes=(16,), trials=16)
     listed = problem.candidates[-3:]
     foreign = LaunchConfig(256, 256, 256, 64, 8, 5)
-    plain = {job.config for job in LatticeStrategy(problem).ask()}
-    strategy = LatticeStrategy(
-        replace(problem, portfolio=(foreign, *listed)), options=LatticeOptions(portfolio_bonus=1.0)
-    )
+    plain = {job.config for job in PoolSearch(problem).ask()}
+    strategy = PoolSearch(replace(problem, portfolio=(foreign, *listed)), options=PoolOptions(portfolio_bonus=1.0))
     first = {job.config for job in strategy.ask()}
     assert not set(listed) <= plain
     assert set(listed) <= first
@@ -169,8 +156,8 @@ def test_a_wide_space_is_cut_to_its_best_and_stays_within_the_limits(fp8: Record
     candidates = tuple(itertools.islice(space.configs(), 0, None, 3))
     cells = tuple(Cell(role, m) for m in (1, 64, 1024) for role in ROLES)
     problem = problem_of(fp8, space=space, candidates=candidates, cells=cells, trials=10)
-    strategy = LatticeStrategy(problem, options=LatticeOptions(pool=600, most_configs=20, configs_per_trial=1))
-    assert len(strategy._configs) <= 600 + 6
+    strategy = PoolSearch(problem, options=PoolOptions(pool=600, most_configs=20, configs_per_trial=1))
+    assert len(strategy._pool.configs) <= 600 + 6
     jobs = []
     while asked := strategy.ask():
         jobs += asked
