@@ -33,7 +33,7 @@ def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
         findings.append(
             Finding(
                 "error", "bad_directory",
-                f"A directory triton_* whose rest is not numbers ({event.values['text']!r}) may have made "
+                f"A directory {spec.layout.prefix}* whose rest is not numbers ({event.values['text']!r}) may have made "
                 f"{spec.title}'s loader raise: rename it.", (Evidence(event.text, event.line),),
             )
         )  # fmt: skip

@@ -8,7 +8,7 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.engines.file_names import FileNames
-from moeopt.engines.layout import VersionedLayout
+from moeopt.engines.layout import Layout
 from moeopt.engines.log import (
     FILE,
     NOT_ON_TRITON,
@@ -252,7 +252,7 @@ SGLANG: Final = EngineSpec(
         adapter="moeopt.kernels.sglang:SglangKernel",
     ),
     names=FileNames(device=_device, separator=", ", per_channel=True, split=True, packed_int4=True),
-    layout=VersionedLayout(),
+    layout=Layout(parent="configs", prefix="triton_"),
     variable="SGLANG_MOE_CONFIG_DIR",
     replaces_bundled=True,
     bundled=("srt/layers/moe/moe_runner/triton_utils", "srt/layers/moe/fused_moe_triton"),

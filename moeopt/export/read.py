@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -89,20 +89,21 @@ class ConfigFile:
         Raises:
             InvalidInputError: An entry cannot be used.
         """
-        return {m: to_config(entry) for m, entry in self.entries.items()}
+        fixed = engines.get(self.engine).fixed_keys if self.engine is not None else ()
+        return {m: to_config(entry, fixed) for m, entry in self.entries.items()}
 
     def nearest(self, batch_size: int) -> Mapping[str, Any]:
         """The entry that the engine uses for a batch size, as it is in the file."""
         return self.entries[nearest_key(list(self.entries), batch_size)]
 
 
-def to_config(entry: Mapping[str, Any]) -> LaunchConfig:
-    """One entry as a launch config; ``num_ctas: 1`` says nothing and is dropped.
+def to_config(entry: Mapping[str, Any], fixed: Collection[str] = ()) -> LaunchConfig:
+    """One entry as a launch config; ``num_ctas: 1`` says nothing and is dropped, as is what the engine sets itself.
 
     Raises:
         InvalidInputError: A key or value cannot be used.
     """
-    values = {k: v for k, v in entry.items() if not (k == "num_ctas" and v == 1)}
+    values = {k: v for k, v in entry.items() if k not in fixed and not (k == "num_ctas" and v == 1)}
     return LaunchConfig.from_dict({**_TRITON_DEFAULTS, **values})
 
 
