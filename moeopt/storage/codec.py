@@ -203,9 +203,9 @@ def unpack(name: str, attrs: Mapping[str, Any]) -> Any | None:
 
 
 def unpack_all(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """All attributes with split ones joined again."""
-    names = {_base(key): None for key in attrs}
-    return {name: unpack(name, attrs) for name in names}
+    """All attributes with split ones joined again; not those of which a killed process has written a part."""
+    found = {name: unpack(name, attrs) for name in dict.fromkeys(map(_base, attrs))}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _base(key: str) -> str:
