@@ -36,7 +36,8 @@ class PoolOptions:
         shortlist: Configs per cell whose covariance is looked at.
         samples: Of the surrogate, per config.
         pool: Most configs that are ranked; of a larger space the best by prior mean.
-        portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be.
+        portfolio_bonus: How much faster (in the log) a config of the portfolio is expected to be. Not measured: the
+            portfolio of this search is of engine files and earlier studies, which recordings do not have.
     """
 
     generations: int = 7
