@@ -38,7 +38,7 @@ from moeopt.core.space import SearchSpace
 from moeopt.errors import UnsupportedShapeError
 from moeopt.kernels import get_kernel
 from moeopt.kernels.base import MoEKernel
-from moeopt.recordings.compile_sweep import TIMEOUT, Survey
+from moeopt.recordings.compile_sweep import TIMEOUT, CompileSweep
 
 ROOT = Path(__file__).resolve().parents[1]
 RESOURCES = ROOT / "tests" / "data" / "resources"
@@ -142,11 +142,11 @@ def _survey(
     kernel: MoEKernel, shape: MoEShape, gpu: GpuSpec, legal: list[LaunchConfig], path: Path, options: argparse.Namespace
 ) -> None:
     """Goes on with a survey: a sample, or what a deadline ended of a whole one."""
-    survey = Survey(kernel, shape, gpu, SearchSpace.grid(shape), DEFAULT_BATCH_SIZES, path)
+    sweep = CompileSweep(kernel, shape, gpu, SearchSpace.grid(shape), DEFAULT_BATCH_SIZES, path)
     whole = path.exists() and len(_rows(path)) > max(options.sample, len(legal) / 2)
-    survey.configs = tuple(legal if whole else sorted(legal, key=_hash)[: options.sample])
+    sweep.configs = tuple(legal if whole else sorted(legal, key=_hash)[: options.sample])
     with PatientPool(kernel, shape, gpu.compute_capability, options.workers, options.cache_dir, inspect=True) as pool:
-        survey.run(pool)
+        sweep.run(pool)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from moeopt.errors import InvalidInputError
 from moeopt.study_file import StudyFile
 
 if TYPE_CHECKING:
-    from moeopt.recordings.compile_sweep import SurveyCounts
+    from moeopt.recordings.compile_sweep import SweepCounts
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def compile_space(
     """Compile a whole space for a GPU that need not be here: resources, occupancy, failures, and Triton's cache."""
     from moeopt.compile import CompilePool
     from moeopt.kernels import get_kernel
-    from moeopt.recordings.compile_sweep import Survey
+    from moeopt.recordings.compile_sweep import CompileSweep
 
     file = StudyFile.load(study) if study is not None else None
     if file is not None and given.given():
@@ -65,7 +65,7 @@ def compile_space(
     if not path.name.endswith(".jsonl.gz"):
         raise InvalidInputError(f"--out is {str(path)!r}: it must end in .jsonl.gz")
     sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
-    survey = Survey(chosen, shape, target, searched, sizes, path, one_group=one_group)
+    sweep = CompileSweep(chosen, shape, target, searched, sizes, path, one_group=one_group)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     end_on_sigterm()
     console.print(f"compiling for {target.name} (sm_{target.sm}) with Triton {version('triton')}; no GPU is touched")
@@ -76,10 +76,10 @@ def compile_space(
         task = progress.add_task("compiling", total=None)
         cache, interrupted = pool.cache_dir, False
         try:
-            survey.run(pool, lambda done, total: progress.update(task, completed=done, total=total))
+            sweep.run(pool, lambda done, total: progress.update(task, completed=done, total=total))
         except KeyboardInterrupt:
             interrupted = True
-    for line in _report(survey.counts, pool.workers):
+    for line in _report(sweep.counts, pool.workers):
         console.print(line)
     console.print(f"wrote {path}; binaries are in {cache}")
     if interrupted:
@@ -87,7 +87,7 @@ def compile_space(
         raise typer.Exit(130)
 
 
-def _report(counts: SurveyCounts, workers: int) -> list[str]:
+def _report(counts: SweepCounts, workers: int) -> list[str]:
     late = f" ({counts.timeouts} ended by the deadline: run again to try them again)" if counts.timeouts else ""
     lines = [
         f"{counts.space} configs: {counts.illegal} over the GPU's limits, {counts.space - counts.illegal} legal, of "

@@ -1,4 +1,4 @@
-"""Makes a recording ready to be shared: versions and clocks stay, names and paths go."""
+"""Bundle of a recording to be shared: versions and clocks stay, names and paths go."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ from moeopt import engines
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape
 from moeopt.errors import ExportError
-from moeopt.files import json_lines, read_json_lines, write_file
-from moeopt.recordings.format import Recording
+from moeopt.files import json_lines, write_file
+from moeopt.recordings.format import Header, RecordedConfig, RecordedRole, Recording, read_lines
 
-_HEADER: Final = (
-    "format", "kernel", "kernel_hash", "shape", "gpu", "versions", "timing", "slow_factor", "routing", "roles",
-    "space", "sample", "batch_sizes", "complete", "clocks", "roofline_us",
-)  # fmt: skip
 _VERSIONS: Final = ("triton", "torch", "driver", "cuda", "moeopt", "python")
-_ROW: Final = ("config", "status", "reason", "error", "compile_s")
-_ROLE: Final = (
-    "registers", "spills", "shared_bytes", "relative_error", "us", "occupancy", "tensor_core",
-)  # fmt: skip
+_ROLE: Final = tuple(name for name in RecordedRole.__struct_fields__ if name != "rejected")
 _CLOCKS: Final = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
 _ROOT: Final = r"(?:[A-Za-z]:\\|\\\\|~/|/)"
 # In quotes as Python writes them a path may hold spaces.
@@ -57,7 +50,7 @@ def bundle_recording(path: str | Path, out: str | Path | None = None) -> Path:
     if target.resolve() == path.resolve():
         raise ExportError(f"{target} is the recording itself: give another path for the copy")
     clean = _Cleaner()
-    header, *rows = read_json_lines(path)
+    header, *rows = read_lines(path)
     write_file(target, json_lines([clean.header(header), *(clean.row(row) for row in rows)]))
     return target
 
@@ -82,7 +75,7 @@ class _Cleaner:
 
     def header(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """The first line."""
-        out = _only(header, _HEADER)
+        out = _only(header, Header.__struct_fields__)
         out["shape"] = MoEShape.from_dict(header["shape"]).to_dict()
         out["gpu"] = _only(header["gpu"], [field.name for field in fields(GpuSpec)])
         out["versions"] = {
@@ -100,7 +93,7 @@ class _Cleaner:
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """One config."""
-        out = {key: self.text(value) for key, value in _only(row, _ROW).items()}
+        out = {key: self.text(value) for key, value in _only(row, RecordedConfig.__struct_fields__).items()}
         return out | {role: _only(row[role], _ROLE) for role in ROLES if role in row}
 
 

@@ -1,16 +1,18 @@
-"""Compiles a whole space for a GPU that need not be there, and writes it down as a recording without times."""
+"""Sweep of a whole space through the compiler, for a GPU that need not be there: a recording without times."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
 
 from moeopt.compile.occupancy import occupancy
 from moeopt.compile.pool import Compiled, CompilePool
@@ -19,10 +21,11 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.core.space import SearchSpace
-from moeopt.errors import RecordingError
-from moeopt.files import json_lines, read_json_lines, write_file
+from moeopt.core.trial import Resources
+from moeopt.errors import MoeoptError, RecordingError
+from moeopt.files import json_lines, write_file
 from moeopt.kernels.base import MoEKernel
-from moeopt.recordings.format import FORMAT
+from moeopt.recordings.format import Header, RecordedConfig, RecordedRole, read_lines
 
 # What is compiled at a time beyond what the pool runs: enough to keep it busy.
 _AHEAD: Final = 4
@@ -32,8 +35,8 @@ TIMEOUT: Final = "timeout"
 
 
 @dataclass
-class SurveyCounts:
-    """What a survey found.
+class SweepCounts:
+    """What a sweep found.
 
     Attributes:
         space: Configs of the space.
@@ -42,7 +45,7 @@ class SurveyCounts:
         resumed: Taken from the recording that was there.
         rejected: Of all compiled ones, those whose resources rule out a launch.
         failed: Failed to compile, now or in the recording that was there.
-        timeouts: Of the failed ones, those that the deadline ended; the next survey tries them again.
+        timeouts: Of the failed ones, those that the deadline ended; the next sweep tries them again.
         messages: Failures by message.
         tensor_cores: Binaries by tensor-core instruction.
         occupancies: Binaries by (blocks per multiprocessor, what limits it).
@@ -62,7 +65,7 @@ class SurveyCounts:
     seconds: float = 0.0
 
 
-class Survey:
+class CompileSweep:
     """Every config of a space, compiled for every binary that the batch sizes need.
 
     Args:
@@ -98,12 +101,12 @@ class Survey:
             group = min(config.group_size_m for config in configs)
             configs = tuple(config for config in configs if config.group_size_m == group)
         self.configs = configs
-        self.counts = SurveyCounts(space=len(configs))
+        self.counts = SweepCounts(space=len(configs))
 
     def run(self, pool: CompilePool, on_config: Callable[[int, int], None] | None = None) -> Path:
         """Compiles what is missing and writes the recording.
 
-        An interrupted survey keeps what it has: the recording is written in any case, and every
+        An interrupted sweep keeps what it has: the recording is written in any case, and every
         half minute, so that a killed one loses no more.
 
         Args:
@@ -119,17 +122,14 @@ class Survey:
         rows = self._read(header)
         legal = [config for config in self.configs if self._illegal(config) is None]
         for config in set(self.configs) - set(legal):
-            rows[config] = {
-                "config": config.to_dict(), "status": "out_of_resources", "error": self._illegal(config),
-                "compile_s": None,
-            }  # fmt: skip
+            rows[config] = RecordedConfig(config=config, status="out_of_resources", error=self._illegal(config))
         todo = [config for config in legal if config not in rows]
         self.counts.illegal = len(self.configs) - len(legal)
         self.counts.resumed = len(legal) - len(todo)
         try:
             saved = begin
-            for number, (config, row) in enumerate(self._compile(pool, todo), start=1):
-                rows[config] = row
+            for number, row in enumerate(self._compile(pool, todo), start=1):
+                rows[row.config] = row
                 if time.monotonic() - saved > _SAVE_S:
                     self._write(header, rows)
                     saved = time.monotonic()
@@ -153,9 +153,7 @@ class Survey:
                 seen.setdefault((role, self.kernel.specialisation(self.shape, role, m)), m)
         return [(role, m) for (role, _), m in seen.items()]
 
-    def _compile(
-        self, pool: CompilePool, todo: Sequence[LaunchConfig]
-    ) -> Iterator[tuple[LaunchConfig, dict[str, Any]]]:
+    def _compile(self, pool: CompilePool, todo: Sequence[LaunchConfig]) -> Iterator[RecordedConfig]:
         binaries = self._binaries()
         waiting: dict[LaunchConfig, dict[Future[Compiled], Role]] = {}
         open_futures: dict[Future[Compiled], LaunchConfig] = {}
@@ -176,95 +174,82 @@ class Survey:
                 config = open_futures.pop(future)
                 if config in waiting and all(f.done() for f in waiting[config]):
                     futures = waiting.pop(config)
-                    yield config, self._row(config, [(role, f.result()) for f, role in futures.items()])
+                    yield self._row(config, [(role, f.result()) for f, role in futures.items()])
 
-    def _row(self, config: LaunchConfig, results: Sequence[tuple[Role, Compiled]]) -> dict[str, Any]:
-        row: dict[str, Any] = {"config": config.to_dict(), "status": "ok", "compile_s": None}
+    def _row(self, config: LaunchConfig, results: Sequence[tuple[Role, Compiled]]) -> RecordedConfig:
         failure = next((compiled.failure for _, compiled in results if compiled.failure), None)
         if failure is not None:
-            return {**row, "status": "compile_error", "reason": failure.reason, "error": failure.message}
-        seconds = 0.0
-        for role, compiled in results:
-            resources = compiled.resources
-            if resources is None:
-                continue
-            seconds += resources.compile_s
-            if role in row:
-                continue
-            fits = occupancy(resources, config, self.gpu)
-            core = compiled.tensor_core
-            row[role] = {
-                "registers": resources.registers,
-                "spills": resources.spills,
-                "shared_bytes": resources.shared_bytes,
-                "relative_error": None,
-                "us": {},
-                "occupancy": {"blocks": fits.blocks, "limited_by": fits.limited_by},
-                "tensor_core": {"kind": core.kind, "tile": core.tile, "operands": core.operands} if core else None,
-            }
-            refused = rejection(resources, self.gpu)
-            if refused is not None:
-                row[role]["rejected"] = refused.message
-        row["compile_s"] = round(seconds, 3)
-        return row
+            return RecordedConfig(config=config, status="compile_error", reason=failure.reason, error=failure.message)
+        seconds = sum(compiled.resources.compile_s for _, compiled in results if compiled.resources is not None)
+        up, down = (
+            next((self._role(config, one, one.resources) for of, one in results if of == role and one.resources), UNSET)
+            for role in ROLES
+        )
+        return RecordedConfig(config=config, status="ok", compile_s=round(seconds, 3), up=up, down=down)
 
-    def _count(self, rows: dict[LaunchConfig, dict[str, Any]]) -> None:
+    def _role(self, config: LaunchConfig, compiled: Compiled, resources: Resources) -> RecordedRole:
+        core, refused = compiled.tensor_core, rejection(resources, self.gpu)
+        return RecordedRole(
+            registers=resources.registers,
+            spills=resources.spills,
+            shared_bytes=resources.shared_bytes,
+            us={},
+            occupancy=occupancy(resources, config, self.gpu),
+            tensor_core={"kind": core.kind, "tile": core.tile, "operands": core.operands} if core else None,
+            rejected=refused.message if refused is not None else UNSET,
+        )
+
+    def _count(self, rows: Mapping[LaunchConfig, RecordedConfig]) -> None:
         counts = self.counts
-        for config in self.configs:
-            row = rows.get(config, {})
-            if row.get("status") == "compile_error":
+        for row in (rows[config] for config in self.configs if config in rows):
+            if row.status == "compile_error":
                 counts.failed += 1
-                counts.timeouts += row.get("reason") == TIMEOUT
-                counts.messages[str(row["error"])] += 1
-            elif row.get("status") == "ok":
+                counts.timeouts += row.reason == TIMEOUT
+                counts.messages[str(row.error)] += 1
+            elif row.status == "ok":
                 counts.compiled += 1
-                counts.rejected += any("rejected" in row[role] for role in ROLES)
-                for role in ROLES:
-                    core, fits = row[role]["tensor_core"], row[role]["occupancy"]
-                    if core:
-                        counts.tensor_cores[" ".join(filter(None, core.values()))] += 1
-                    counts.occupancies[(fits["blocks"], fits["limited_by"])] += 1
+                counts.rejected += any(part.rejected for part in row.roles.values())
+                for part in row.roles.values():
+                    if part.tensor_core:
+                        counts.tensor_cores[" ".join(filter(None, part.tensor_core.values()))] += 1
+                    if part.occupancy:
+                        counts.occupancies[(part.occupancy.blocks, part.occupancy.limited_by)] += 1
         counts.compiled = max(0, counts.compiled + counts.failed - counts.resumed)
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> Header:
         key = self.kernel.key
-        return {
-            "format": FORMAT,
-            "kernel": f"{key.name} {key.version}".strip(),
-            "kernel_hash": key.source_hash,
-            "shape": self.shape.to_dict(),
-            "gpu": self.gpu.to_dict(),
-            "versions": {"triton": version("triton"), "moeopt": version("moeopt")},
-            "timing": "none: compiled without a GPU",
-            "space": {name: list(values) for name, values in self.space.values.items()},
-            "batch_sizes": list(self.batch_sizes),
-            "complete": False,
-        }
+        return Header(
+            kernel=f"{key.name} {key.version}".strip(),
+            kernel_hash=key.source_hash,
+            shape=self.shape,
+            gpu=self.gpu,
+            versions={"triton": version("triton"), "moeopt": version("moeopt")},
+            timing="none: compiled without a GPU",
+            space={name: list(values) for name, values in self.space.values.items()},
+            batch_sizes=list(self.batch_sizes),
+            complete=False,
+        )
 
-    def _read(self, header: dict[str, Any]) -> dict[LaunchConfig, dict[str, Any]]:
+    def _read(self, header: Header) -> dict[LaunchConfig, RecordedConfig]:
         if not self.out.exists():
             return {}
         try:
-            old, *rows = read_json_lines(self.out)
-            # What a deadline ended may have waited for a busy machine: it is compiled again.
-            found = {
-                LaunchConfig.from_dict(row["config"]): row
-                for row in rows
-                if row["status"] != "out_of_resources" and row.get("reason") != TIMEOUT
-            }
-        except (OSError, EOFError, ValueError, KeyError) as error:
+            first, *lines = read_lines(self.out)
+            old, rows = Header.decode(first), [RecordedConfig.decode(line) for line in lines]
+        except (MoeoptError, msgspec.ValidationError) as error:
             raise RecordingError(f"{self.out}: not a recording ({error}); give another --out, or delete it") from None
-        for name in ("format", "kernel", "kernel_hash", "shape", "gpu", "timing"):
-            if old.get(name) != json.loads(json.dumps(header[name])):
+        for name in ("kernel", "kernel_hash", "shape", "gpu", "timing"):
+            if getattr(old, name) != getattr(header, name):
                 raise RecordingError(f"{self.out} is of another {name}: give another --out, or delete it")
-        if old.get("versions", {}).get("triton") != header["versions"]["triton"]:
+        if old.versions.get("triton") != header.versions["triton"]:
             raise RecordingError(
-                f"{self.out} was compiled with Triton {old.get('versions', {}).get('triton')} and this is "
-                f"{header['versions']['triton']}: give another --out, or delete it"
+                f"{self.out} was compiled with Triton {old.versions.get('triton')} and this is "
+                f"{header.versions['triton']}: give another --out, or delete it"
             )
-        return found
+        # What a deadline ended may have waited for a busy machine: it is compiled again.
+        return {row.config: row for row in rows if row.status != "out_of_resources" and row.reason != TIMEOUT}
 
-    def _write(self, header: dict[str, Any], rows: dict[LaunchConfig, dict[str, Any]]) -> None:
-        header = {**header, "complete": all(config in rows for config in self.space.configs())}
-        lines = [header, *(rows[config] for config in sorted(rows))]
-        write_file(self.out, json_lines(lines))
+    def _write(self, header: Header, rows: Mapping[LaunchConfig, RecordedConfig]) -> None:
+        complete = all(config in rows for config in self.space.configs())
+        header = msgspec.structs.replace(header, complete=complete)
+        write_file(self.out, json_lines([header.encode(), *(rows[config].encode() for config in sorted(rows))]))

@@ -6,7 +6,6 @@ from collections.abc import Generator, Sequence
 
 from moeopt import engines
 from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
-from moeopt.core.provenance import Provenance, split_kernel, split_routing
 from moeopt.core.shape import Role
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, Reason, never_stop
 from moeopt.measure.base import Device, DeviceSpec
@@ -18,17 +17,20 @@ class RecordedDevice(Device):
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        header = recording.header
+        source = (
+            f"replaying {recording.path.name}: times measured earlier on {recording.gpu.name}, "
+            "nothing is measured on this machine"
+        )
         super().__init__(
             DeviceSpec(
                 shape=recording.shape,
                 gpu=recording.gpu,
-                provenance=_provenance(recording),
+                provenance=recording.header.provenance(source),
                 candidates=self._candidates,
                 default_config=self._default_config,
                 roofline_us=self._roofline_us,
                 batch_sizes=recording.batch_sizes,
-                space_extras=tuple(key for key in header.get("space", {}) if key not in REQUIRED_KEYS),
+                space_extras=tuple(key for key in (recording.header.space or {}) if key not in REQUIRED_KEYS),
             )
         )
 
@@ -45,9 +47,9 @@ class RecordedDevice(Device):
         return engine.default_config(self.spec.shape, batch_size, self.spec.gpu)
 
     def _roofline_us(self, cell: Cell) -> float | None:
-        rooflines = self.recording.header.get("roofline_us", {})
+        rooflines = self.recording.header.roofline_us or {}
         try:
-            return float(sum(rooflines[role][str(cell.batch_size)] for role in cell.roles))
+            return sum(rooflines[role][cell.batch_size] for role in cell.roles)
         except KeyError:
             return None
 
@@ -68,7 +70,7 @@ class RecordedDevice(Device):
                 job, "failed", failure=Failure("constraints", f"batch size {cell.batch_size} is not in the recording")
             )
         per_role = [row.roles[role].us[cell.batch_size] for role in cell.roles]
-        resources = {role: row.roles[role].resources for role in cell.roles}
+        resources = {role: row.resources(role) for role in cell.roles}
         errors = [row.roles[role].relative_error for role in cell.roles]
         rounds: list[float] = []
         raced_out = False
@@ -84,25 +86,3 @@ class RecordedDevice(Device):
             relative_error=max((e for e in errors if e is not None), default=None),
             resources=resources,
         )
-
-
-def _provenance(recording: Recording) -> Provenance:
-    header = recording.header
-    kernel, version = split_kernel(str(header["kernel"]))
-    routing, warm_l2 = split_routing(str(header.get("routing", "uniform")))
-    versions = header["versions"]
-    return Provenance(
-        source=(
-            f"replaying {recording.path.name}: times measured earlier on {recording.gpu.name}, "
-            "nothing is measured on this machine"
-        ),
-        kernel=kernel,
-        kernel_version=version,
-        kernel_hash=str(header.get("kernel_hash", "")),
-        triton=str(versions.get("triton", "")),
-        torch=str(versions.get("torch", "")),
-        driver=str(versions.get("driver", "")),
-        routing=routing,
-        recorded=True,
-        warm_l2=warm_l2,
-    )

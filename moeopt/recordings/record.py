@@ -1,4 +1,4 @@
-"""Measures a whole space and writes it down as a recording (``moe-landscape/1``)."""
+"""Recorder of a whole space: measures it and writes a recording."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import json
 import logging
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import ROLES
+from moeopt.core.shape import ROLES, Role
 from moeopt.core.space import SearchSpace
-from moeopt.core.trial import Cell, Job, Measurement
+from moeopt.core.trial import Cell, Job, Measurement, Resources
 from moeopt.errors import ExportError, RecordingError
 from moeopt.files import json_lines, write_file
 from moeopt.measure.base import Device
-from moeopt.recordings.format import FORMAT, Recording
+from moeopt.recordings.format import Header, RecordedConfig, RecordedRole, Recording
 
 log = logging.getLogger(__name__)
 
@@ -90,20 +90,15 @@ class Recorder:
             done = self._read_part()
             with self.part.open("a", encoding="utf-8") as file:
                 if not self.part.stat().st_size:
-                    _write_line(file, self._identity())
+                    _append(file, self._header().encode())
+                over = "over the GPU's limits; not compiled"
                 for config in self.configs:
                     if config not in legal and config not in done:
-                        row = {
-                            "config": config.to_dict(),
-                            "status": "out_of_resources",
-                            "error": "over the GPU's limits; not compiled",
-                            "compile_s": None,
-                        }
-                        _write_line(file, row)
+                        _append(file, RecordedConfig(config=config, status="out_of_resources", error=over).encode())
                         done.add(config)
                 todo = [config for config in self.configs if config not in done]
                 for config, measurements in self._measure(todo):
-                    _write_line(file, self._row(config, measurements))
+                    _append(file, self._row(config, measurements).encode())
                     done.add(config)
                     if on_config is not None:
                         on_config(len(done), len(self.configs))
@@ -130,53 +125,44 @@ class Recorder:
         best = self._best.get(job.cell)
         return best is not None and statistics.median(rounds) > self.slow_factor * best
 
-    def _row(self, config: LaunchConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
-        row: dict[str, Any] = {"config": config.to_dict(), "status": "ok", "compile_s": None}
+    def _row(self, config: LaunchConfig, measurements: Sequence[Measurement]) -> RecordedConfig:
         failure = next((m.failure for m in measurements if m.failure is not None), None)
         if failure is not None:
-            return {**row, "status": "compile_error", "reason": failure.reason, "error": failure.message}
-        compile_s = 0.0
-        for role in ROLES:
-            mine = [m for m in measurements if m.job.cell.role == role]
-            resources = next((m.resources[role] for m in mine if role in m.resources), None)
-            errors = [m.relative_error for m in mine if m.relative_error is not None]
-            compile_s += resources.compile_s if resources else 0.0
-            row[role] = {
-                "registers": resources.registers if resources else 0,
-                "spills": resources.spills if resources else 0,
-                "shared_bytes": resources.shared_bytes if resources else 0,
-                "relative_error": float(f"{max(errors):.4g}") if errors else None,
-                "us": {
-                    str(m.job.cell.batch_size): [round(us, 3) for us in m.us]
-                    for m in sorted(mine, key=lambda m: m.job.cell)
-                },
-            }
-        row["compile_s"] = round(compile_s, 3)
-        return row
+            return RecordedConfig(config=config, status="compile_error", reason=failure.reason, error=failure.message)
+        resources = {role: m.resources[role] for m in reversed(measurements) for role in m.resources}
+        compile_s = sum(one.compile_s for one in resources.values())
+        up, down = (self._role(role, measurements, resources.get(role, Resources(0, 0, 0))) for role in ROLES)
+        return RecordedConfig(config=config, status="ok", compile_s=round(compile_s, 3), up=up, down=down)
 
-    def _identity(self) -> dict[str, Any]:
+    @staticmethod
+    def _role(role: Role, measurements: Sequence[Measurement], resources: Resources) -> RecordedRole:
+        mine = sorted((m for m in measurements if m.job.cell.role == role), key=lambda m: m.job.cell)
+        errors = [m.relative_error for m in mine if m.relative_error is not None]
+        return RecordedRole(
+            registers=resources.registers,
+            spills=resources.spills,
+            shared_bytes=resources.shared_bytes,
+            relative_error=float(f"{max(errors):.4g}") if errors else None,
+            us={m.job.cell.batch_size: tuple(round(us, 3) for us in m.us) for m in mine},
+        )
+
+    def _header(self) -> Header:
         spec, info = self.device.spec, self.device.spec.provenance
-        gpu, ours = spec.gpu, version("moeopt")
-        return {
-            "format": FORMAT,
-            "kernel": info.kernel_title,
-            "kernel_hash": info.kernel_hash,
-            "shape": spec.shape.to_dict(),
-            "gpu": gpu.to_dict(),
-            "versions": {
-                "triton": info.triton,
-                "torch": info.torch,
-                "driver": info.driver,
-                "moeopt": ours,
-            },
-            "timing": TIMING_TEXT,
-            "slow_factor": self.slow_factor,
-            "routing": info.routing_title,
-            "roles": ROLE_TEXT,
-            "space": {key: list(values) for key, values in self.space.values.items()},
-            "sample": self.limit,
-            "batch_sizes": list(self.batch_sizes),
-        }
+        versions = {"triton": info.triton, "torch": info.torch, "driver": info.driver, "moeopt": version("moeopt")}
+        return Header(
+            kernel=info.kernel_title,
+            kernel_hash=info.kernel_hash,
+            shape=spec.shape,
+            gpu=spec.gpu,
+            versions=versions,
+            timing=TIMING_TEXT,
+            slow_factor=self.slow_factor,
+            routing=info.routing_title,
+            roles=dict(ROLE_TEXT),
+            space={key: list(values) for key, values in self.space.values.items()},
+            sample=self.limit,
+            batch_sizes=list(self.batch_sizes),
+        )
 
     def _read_part(self) -> set[LaunchConfig]:
         """Configs that an earlier, unfinished recording holds; a torn last line is cut off."""
@@ -190,27 +176,23 @@ class Recorder:
         lines = whole.decode("utf-8").splitlines()
         if not lines:
             return set()
-        header, mine = json.loads(lines[0]), self._identity()
-        differs = [key for key in mine if key != "timing" and header.get(key) != json.loads(json.dumps(mine[key]))]
+        header, mine = json.loads(lines[0]), json.loads(json.dumps(self._header().encode()))
+        differs = [key for key in mine if key != "timing" and header.get(key) != mine[key]]
         if differs:
             raise RecordingError(
                 f"{self.part} was begun with another {differs[0]}: finish it with the same options, or delete it"
             )
-        done = set()
-        for line in lines[1:]:
-            row = json.loads(line)
-            config = LaunchConfig.from_dict(row["config"])
-            done.add(config)
-            for role in ROLES:
-                for m, us in row.get(role, {}).get("us", {}).items():
-                    cell = Cell(role, int(m))
+        rows = [RecordedConfig.decode(json.loads(line)) for line in lines[1:]]
+        for row in rows:
+            for role, part in row.roles.items():
+                for m, us in part.us.items():
+                    cell = Cell(role, m)
                     self._best[cell] = min(statistics.median(us), self._best.get(cell, float("inf")))
-        return done
+        return {row.config for row in rows}
 
     def _finish(self) -> Path:
-        """Turns the lines into a recording, whole or not at all."""
-        lines = self.part.read_text(encoding="utf-8").splitlines()
-        header = json.loads(lines[0])
+        """Turns the lines into a recording."""
+        header, *lines = (json.loads(line) for line in self.part.read_text(encoding="utf-8").splitlines())
         header["complete"] = self.limit is None
         header["roofline_us"] = {
             role: {
@@ -222,14 +204,14 @@ class Recorder:
             for role in ROLES
         }
         order = {config: i for i, config in enumerate(self.configs)}
-        rows = sorted(map(json.loads, lines[1:]), key=lambda row: order[LaunchConfig.from_dict(row["config"])])
-        write_file(self.out, json_lines([header, *rows]), check=Recording.load)
+        lines.sort(key=lambda line: order[LaunchConfig.from_dict(line["config"])])
+        write_file(self.out, json_lines([header, *lines]), check=Recording.load)
         self.part.unlink()
         return self.out
 
 
-def _write_line(file: Any, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, separators=(",", ":")) + "\n")
+def _append(file: TextIO, line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")
     file.flush()
 
 

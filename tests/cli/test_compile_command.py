@@ -62,7 +62,7 @@ def test_an_interrupted_one_keeps_what_it_has(tmp_path: Path, number: signal.Sig
     assert process.returncode == 130
     assert "interrupted: the same command goes on from there" in said
     recording = Recording.load(out)
-    assert not recording.header["complete"]
+    assert not recording.header.complete
     assert 1 <= sum(row.status == "ok" for row in recording.rows.values()) < 100
 
 

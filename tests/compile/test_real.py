@@ -20,7 +20,7 @@ from moeopt.core.shape import ROLES, MoEShape
 from moeopt.core.space import SearchSpace
 from moeopt.errors import RecordingError
 from moeopt.kernels import get_kernel
-from moeopt.recordings.compile_sweep import Survey
+from moeopt.recordings.compile_sweep import CompileSweep
 from moeopt.recordings.format import Recording
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_another_process_finds_the_binary_and_compiles_nothing(cache: Path) -> N
     assert "found all, and would have noticed" in done.stdout, done.stderr[-2000:]
 
 
-class TestSurvey:
+class TestCompileSweep:
     SPACE = SearchSpace(
         "few",
         {
@@ -118,19 +118,19 @@ class TestSurvey:
         },
     )
 
-    def survey(self, out: Path, space: SearchSpace | None = None, shape: MoEShape = SHAPE) -> Survey:
-        return Survey(get_kernel("builtin"), shape, RTX_PRO, space or self.SPACE, [64], out)
+    def sweep(self, out: Path, space: SearchSpace | None = None, shape: MoEShape = SHAPE) -> CompileSweep:
+        return CompileSweep(get_kernel("builtin"), shape, RTX_PRO, space or self.SPACE, [64], out)
 
     def test_a_recording_without_times_and_incremental(self, tmp_path: Path, cache: Path) -> None:
         out = tmp_path / "few.jsonl.gz"
         small = SearchSpace("few", {**self.SPACE.values, "BLOCK_SIZE_M": (16,)})
         with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 2, cache, inspect=True) as pool:
-            first = self.survey(out, small)
+            first = self.sweep(out, small)
             first.run(pool)
             assert (first.counts.space, first.counts.illegal, first.counts.resumed) == (4, 1, 0)
             assert first.counts.compiled == 3
             asked = pool.counts.asked
-            again = self.survey(out, small)
+            again = self.sweep(out, small)
             again.run(pool)
             assert (again.counts.compiled, again.counts.resumed) == (0, 3)
             assert pool.counts.asked == asked
@@ -140,7 +140,7 @@ class TestSurvey:
         for config, row in recording.rows.items():
             if row.status == "ok":
                 for role in ROLES:
-                    assert row.roles[role].resources.shared_bytes == shared_bytes(config, SHAPE, role, RTX_PRO)
+                    assert row.roles[role].shared_bytes == shared_bytes(config, SHAPE, role, RTX_PRO)
         assert sum(first.counts.tensor_cores.values()) == 6
         assert set(first.counts.tensor_cores) == {"mma m16n8k16 bf16"}
 
@@ -157,12 +157,12 @@ class TestSurvey:
                 strict=True,
             )
         ]
-        survey = self.survey(out, few)
-        lines = (json.dumps(line) + "\n" for line in (survey._header(), *rows))
+        sweep = self.sweep(out, few)
+        lines = (json.dumps(line) + "\n" for line in (sweep._header().encode(), *rows))
         out.write_bytes(gzip.compress("".join(lines).encode()))
         with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 1, cache, inspect=True) as pool:
-            survey.run(pool)
-        counts = survey.counts
+            sweep.run(pool)
+        counts = sweep.counts
         assert (counts.compiled, counts.resumed, counts.failed, counts.timeouts) == (1, 1, 1, 0)
         assert counts.messages == {"PassManager::run failed": 1}
 
@@ -170,9 +170,9 @@ class TestSurvey:
         out = tmp_path / "few.jsonl.gz"
         nothing = SearchSpace("big", {**self.SPACE.values, "BLOCK_SIZE_M": (256,), "num_stages": (5,)})
         with CompilePool(get_kernel("builtin"), SHAPE, (12, 0), 1, cache) as pool:
-            self.survey(out, nothing).run(pool)
+            self.sweep(out, nothing).run(pool)
             with pytest.raises(RecordingError, match="another shape"):
-                self.survey(out, nothing, SHAPE.replace(hidden_size=1024)).run(pool)
+                self.sweep(out, nothing, SHAPE.replace(hidden_size=1024)).run(pool)
         out.write_bytes(b"not gzip")
         with pytest.raises(RecordingError, match="not a recording"):
-            self.survey(out).run(pool)
+            self.sweep(out).run(pool)

@@ -41,8 +41,8 @@ def test_no_rejected_config_was_near_the_best(path: Path) -> None:
     ok = [row for row in recording.rows.values() if row.status == "ok"]
     rejected = 0
     for role in ROLES:
-        resources = [row.roles[role].resources for row in ok]
-        if "moeopt" not in recording.header["versions"]:
+        resources = [row.resources(role) for row in ok]
+        if "moeopt" not in recording.header.versions:
             resources = [_in_bytes(r) for r in resources]
         out = np.array([rejection(r, recording.gpu) is not None for r in resources])
         rejected = int(out.sum())

@@ -84,9 +84,7 @@ def test_exact_on_a_gpu(path: Path) -> None:
             legal = illegal_reason(config, recording.shape, role, recording.gpu) is None
             if row.status == "ok":
                 assert legal, config
-                assert row.roles[role].resources.shared_bytes == shared_bytes(
-                    config, recording.shape, role, recording.gpu
-                )
+                assert row.roles[role].shared_bytes == shared_bytes(config, recording.shape, role, recording.gpu)
             elif row.status == "out_of_resources":
                 assert not legal, config
 

@@ -154,7 +154,7 @@ class RecordedKernel(MoEKernel):
         row = self._recording.rows[config]
         if row.status != "ok":
             raise RuntimeError(row.error)
-        return row.roles[role].resources
+        return row.resources(role)
 
     def bind(self, *args: Any) -> Callable[[], None]:
         raise DeviceError("a recording is not launched")

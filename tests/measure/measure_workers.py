@@ -39,7 +39,7 @@ class RecordedCompiler:
             error = "not in the recording" if row is None else row.error or row.status
             compiled = Compiled(config, role, role, failure=Failure("compile", error))
         else:
-            compiled = Compiled(config, role, role, resources=row.roles[role].resources)
+            compiled = Compiled(config, role, role, resources=row.resources(role))
         future: Future[Compiled] = Future()
         if self.held:
             self.open.append((future, compiled))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import force_setattr
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.trial import Cell, Job
@@ -104,8 +105,7 @@ def test_failures_illegal_configs_and_rejects_are_told_apart(device, path) -> No
     one = device()
     # As if the compiler had found that this one spills.
     spilling = sound(path)[3]
-    row = one._compiler.recording.rows[spilling].roles["up"].resources
-    object.__setattr__(row, "spills", 900)
+    force_setattr(one._compiler.recording.rows[spilling].roles["up"], "spills", 900)
     jobs = [Job(Cell("up", 1), config) for config in (broken, illegal, spilling, sound(path)[0])]
     found = {m.job.config: m for m in one.measure(jobs)}
     assert found[broken].status == "failed" and found[broken].failure.reason == "compile"

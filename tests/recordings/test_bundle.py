@@ -56,8 +56,8 @@ def test_what_was_measured_stays(recording: Path) -> None:
     assert out.name == "mine-contribution.jsonl.gz"
     before, after = Recording.load(recording), Recording.load(out)
     assert (after.shape, after.gpu, after.batch_sizes) == (before.shape, before.gpu, before.batch_sizes)
-    assert after.header["versions"] == {"triton": "3.6.0", "torch": "2.11.0+cu130", "driver": "580.1"}
-    assert after.header["clocks"] == {"sm_mhz": 1980}
+    assert after.header.versions == {"triton": "3.6.0", "torch": "2.11.0+cu130", "driver": "580.1"}
+    assert after.header.clocks == {"sm_mhz": 1980}
     for config, row in before.rows.items():
         assert after.rows[config].roles == row.roles
         assert after.rows[config].status == row.status

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeopt import LaunchConfig, SearchSpace
-from moeopt.core.trial import Cell, Job
+from moeopt.core.trial import Cell, Job, Resources
 from moeopt.errors import RecordingError
 from moeopt.recordings.device import RecordedDevice
-from moeopt.recordings.format import Recording
+from moeopt.recordings.format import Header, Recording
 
 Write = Callable[..., Path]
 FAST = LaunchConfig(16, 64, 128, 1, 4, 3)
@@ -59,10 +59,10 @@ def test_what_is_read(tiny_recording: Write) -> None:
     assert recording.gpu.name == "NVIDIA H200" and recording.gpu.bandwidth_gbps == 4800
     for row in rows:
         read = recording.rows[LaunchConfig.from_dict(row["config"])]
-        assert read.status == row["status"] and read.error == row.get("error")
+        assert read.status == row["status"] and (read.error or None) == row.get("error")
         for role, part in read.roles.items():
             assert {str(m): list(us) for m, us in part.us.items()} == row[role]["us"]
-            assert part.resources.registers == row[role]["registers"] and part.resources.compile_s == 0.5
+            assert read.resources(role) == Resources(row[role]["registers"], 0, 8192, 0.5)
             assert part.relative_error == row[role]["relative_error"]
 
 
@@ -76,10 +76,11 @@ def test_batch_sizes_are_those_that_every_timed_config_has(tiny_recording: Write
 def test_replay_gives_the_recorded_rounds(device: RecordedDevice) -> None:
     jobs = [Job(Cell(role, m), FAST) for role in ("up", "down") for m in (1, 64)]  # type: ignore[arg-type]  # roles
     for job, answer in zip(jobs, device.measure(jobs), strict=True):
-        recorded = device.recording.rows[FAST].roles[job.cell.role]  # type: ignore[index]  # not joint here
+        row = device.recording.rows[FAST]
+        recorded = row.roles[job.cell.role]  # type: ignore[index]  # not joint here
         assert answer.job == job and answer.status == "ok"
         assert answer.us == recorded.us[job.cell.batch_size] and answer.relative_error == 0.0017
-        assert answer.resources == {job.cell.role: recorded.resources}
+        assert answer.resources == {job.cell.role: row.resources(job.cell.role)}
         assert answer.median_us == sorted(answer.us)[2]
 
 
@@ -218,23 +219,25 @@ def test_no_file(tmp_path: Path) -> None:
 def test_header_keys_that_are_missing(tiny_recording: Write, tmp_path: Path, key: str) -> None:
     lines = lines_of(tiny_recording())
     del lines[0][key]
-    assert f"the header has no {key!r}" in message(write_lines(tmp_path / "x.gz", lines))
+    assert f"the header cannot be used (Object missing required field `{key}`)" in message(
+        write_lines(tmp_path / "x.gz", lines)
+    )
 
 
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ({"shape": [8, 2]}, "'shape' is not a JSON object"),
+        ({"shape": [8, 2]}, "shape is [8, 2]: a mapping"),
         ({"shape": {}}, "'num_experts' is missing"),
         ({"shape": {"num_experts": "8", "top_k": 2, "hidden_size": 1, "intermediate_size": 1}}, "num_experts is '8'"),
-        ({"gpu": "H200"}, "'gpu' is not a JSON object"),
+        ({"gpu": "H200"}, "gpu is 'H200': a mapping"),
         ({"gpu": {"name": "NVIDIA B9000"}}, "'NVIDIA B9000' is not in the table"),
         ({"gpu": {"name": "NVIDIA H200", "multiprocessors": "132"}}, "multiprocessors is '132'"),
-        ({"kernel": None}, "'kernel' is not a name"),
-        ({"versions": "3.6.0"}, "'versions' is not a JSON object"),
-        ({"space": ["BLOCK_SIZE_M"]}, "'space' is not a JSON object"),
-        ({"roofline_us": [1]}, "'roofline_us' is not a JSON object"),
-        ({"roofline_us": {"up": {"1": "fast"}}}, "roofline_us of 'up' holds no times"),
+        ({"kernel": None}, "Expected `str`, got `null` - at `$.kernel`"),
+        ({"versions": "3.6.0"}, "Expected `object`, got `str` - at `$.versions`"),
+        ({"space": ["BLOCK_SIZE_M"]}, "Expected `object`, got `array` - at `$.space`"),
+        ({"roofline_us": [1]}, "Expected `object`, got `array` - at `$.roofline_us`"),
+        ({"roofline_us": {"up": {"1": "fast"}}}, "Expected `float`, got `str` - at `$.roofline_us[...][...]`"),
     ],
 )
 def test_bad_headers(tiny_recording: Write, header: dict[str, Any], said: str) -> None:
@@ -322,7 +325,7 @@ ROLE = st.fixed_dictionaries(
     optional={"relative_error": st.none() | st.floats(0, 1)},
 )
 CONFIGS = st.lists(
-    st.sampled_from(SearchSpace.grid(Recording(Path(), HEADER, {}).shape).configs()),
+    st.sampled_from(SearchSpace.grid(Header.decode(HEADER).shape).configs()),
     min_size=1,
     max_size=5,
     unique=True,

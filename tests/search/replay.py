@@ -19,7 +19,7 @@ def problem_of(recording: Recording, *, space: SearchSpace | None = None, mode: 
     """What a tune of the recording would be given; keyword arguments replace fields."""
     device = RecordedDevice(recording)
     if space is None:
-        space = SearchSpace("recorded", {k: tuple(v) for k, v in recording.header["space"].items()})
+        space = SearchSpace("recorded", {k: tuple(v) for k, v in (recording.header.space or {}).items()})
     roles = ROLES if mode == "split" else ("joint",)
     cells = tuple(Cell(role, m) for m in changes.pop("batch_sizes", recording.batch_sizes) for role in roles)
     values: dict[str, Any] = {
