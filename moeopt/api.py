@@ -48,7 +48,7 @@ def tune(
     A second call with the same arguments and storage resumes: it times nothing that is already there.
 
     Args:
-        shape: The layer, as one GPU sees it. May be left away where ``gpu`` is a recording.
+        shape: The layer, as one GPU sees it. May be omitted where ``gpu`` is a recording.
         batch_sizes: Tokens per forward pass; None for the 18 of the published tuners, or all of a recording.
         gpu: ``cuda:0``, ``all``, ``recorded:FILE`` or a device; None for the first CUDA GPU.
         kernel: ``builtin``, ``sglang``, ``vllm``, or ``auto`` for the engine that is importable, else builtin.
@@ -111,8 +111,8 @@ def load(
 
     Args:
         storage: URL or file of the study database; None for ``studies/moeopt.db``.
-        shape: The layer; may be left away where the database holds one only.
-        mode: ``split`` or ``joint``; may be left away where the database holds one only.
+        shape: The layer; may be omitted where the database holds one only.
+        mode: ``split`` or ``joint``; may be omitted where the database holds one only.
         key: Which of several, as ``moeopt status`` prints it: a driver, Triton or kernel that was replaced
             has a key of its own.
 

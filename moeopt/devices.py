@@ -1,4 +1,4 @@
-"""From what a user names (``cuda:0``, ``all``, ``recorded:FILE``) to a device."""
+"""Devices by the name that a user gives: ``cuda:0``, ``all``, ``recorded:FILE``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tune gives back."""
+"""Result of a tune."""
 
 from __future__ import annotations
 

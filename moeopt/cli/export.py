@@ -95,7 +95,7 @@ def export(
     if engine_dir is not None and not install:
         raise InvalidInputError("--engine-dir goes with --install")
     if ladder not in (None, "auto"):
-        raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or leave it away")
+        raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or omit it")
     if gpu is not None and ladder is None:
         raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
     check_file(json_path)

@@ -159,7 +159,7 @@ def plan(
     if recording is not None and recording.shape != shape:
         raise InvalidInputError(
             f"{recording.path} is a recording of {recording.shape.slug()}, and {shape.slug()} was asked for: "
-            "leave the shape away, or name a GPU"
+            "omit the shape, or name a GPU"
         )
     sizes = recording.batch_sizes if recording is not None else DEFAULT_BATCH_SIZES
     made = make_plan(

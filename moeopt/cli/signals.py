@@ -1,4 +1,4 @@
-"""How commands that run for long are ended."""
+"""Signals that end commands which run for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled binary is made of, read from its PTX: no GPU is asked."""
+"""Contents of a compiled binary, read from its PTX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which compiled configs are not worth a launch."""
+"""Rejection of compiled configs that are not worth a launch."""
 
 from __future__ import annotations
 

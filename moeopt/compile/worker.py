@@ -1,4 +1,4 @@
-"""What runs in a compile process.
+"""Work of a compile process.
 
 It imports what the kernel needs and never touches a GPU: CUDA_VISIBLE_DEVICES is empty there.
 """
@@ -70,7 +70,7 @@ def start(setup: Setup) -> None:
     threading.Thread(target=_end_with_parent, args=(setup.parent_pid,), daemon=True).start()
     with contextlib.suppress(OSError):
         os.nice(5)
-    # Triton imports torch when it first looks at a kernel's arguments: seconds that are no part of a compile.
+    # Triton imports torch when it first looks at a kernel's arguments: seconds that are not part of a compile.
     import torch  # noqa: F401
 
     from moeopt.kernels.target import cross_target

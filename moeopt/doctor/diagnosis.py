@@ -1,4 +1,4 @@
-"""What the doctor says: verdict first, then evidence, then the command to run next."""
+"""Diagnoses: the verdict first, then the evidence, then the command to run next."""
 
 from __future__ import annotations
 

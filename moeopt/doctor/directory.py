@@ -1,4 +1,4 @@
-"""What is wrong in a directory of config files, and which file of it an engine would read."""
+"""Judgement of a directory of config files, and of which file an engine would read."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def check_directory(directory: str | Path, engine: str | None = None, gpu: GpuSp
         gpu: Only files of this GPU are checked against its limits; None takes each file's own.
 
     Raises:
-        InvalidInputError: It is no directory.
+        InvalidInputError: It is not a directory.
     """
     spec = engines.get(engine or guess_engine(directory))
     root = config_root(spec.name, directory)
     if not root.is_dir():
-        raise InvalidInputError(f"{root} is no directory: give one with config files")
+        raise InvalidInputError(f"{root} is not a directory: give one with config files")
     findings: list[Finding] = []
     files: dict[Path, ConfigFile] = {}
     for path in _config_files(root, spec):
@@ -77,7 +77,7 @@ def judge_directory(
         model: The model's directory, for the command to run next.
 
     Raises:
-        InvalidInputError: It is no directory, or too little was given to say which file would be read.
+        InvalidInputError: It is not a directory, or too little was given to say which file would be read.
     """
     engine = engine or guess_engine(directory)
     spec = engines.get(engine)

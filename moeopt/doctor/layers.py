@@ -1,4 +1,4 @@
-"""From the messages of a log to what the server does for each MoE layer shape."""
+"""States of the MoE layer shapes that a log speaks of."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def not_read(
         done = facts.of("autotune_done")
         message += f" {quantization or 'These weights'} cannot run on the Triton kernel: tune {kernels} instead."
         if facts.is_on(tuning.off):
-            message += f" FlashInfer's own tuning is turned off ({tuning.off}): leave that away."
+            message += f" FlashInfer's own tuning is turned off ({tuning.off}): omit that."
         elif done:
             message += f" FlashInfer tuned itself at this start (line {done[0].line})."
         else:

@@ -1,4 +1,4 @@
-"""From what a log says to a verdict."""
+"""Verdict on what a log says."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class FileNames:
         match = _NAME.fullmatch(text)
         if match is None:
             raise InvalidInputError(
-                f"{text!r} is no config file name: expected "
+                f"{text!r} is not a config file name: expected "
                 "E=..,N=..,device_name=..[,dtype=..][,block_shape=[128, 128]][,per_channel_quant=True][_down].json"
             )
         separator, foreign = match["separator"], ""

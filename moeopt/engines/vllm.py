@@ -60,7 +60,7 @@ def _shards(tp: int, ep: int) -> int:
     """Expert parallelism spans the tensor-parallel ranks, and each keeps the full N of its experts."""
     if ep > 1 and ep % tp:
         raise InvalidInputError(
-            f"--ep {ep} is no multiple of --tp {tp}: vLLM's expert parallelism spans all tensor-parallel (and "
+            f"--ep {ep} is not a multiple of --tp {tp}: vLLM's expert parallelism spans all tensor-parallel (and "
             f"data-parallel) ranks; give --ep {tp}"
         )
     return 1 if ep > 1 else tp

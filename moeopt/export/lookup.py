@@ -1,4 +1,4 @@
-"""Which file an engine reads for one layer, and which files lie beside it in vain."""
+"""Lookup of the file that an engine reads for one layer, and of files that lie beside it in vain."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def guess_engine(directory: str | Path) -> str:
     """Whose directory it is: by directories that only one engine has, else by names that only one spells so.
 
     Raises:
-        InvalidInputError: It is no directory.
+        InvalidInputError: It is not a directory.
     """
     path = Path(directory)
     if not path.is_dir():
-        raise InvalidInputError(f"{path} is no directory: give one with config files")
+        raise InvalidInputError(f"{path} is not a directory: give one with config files")
     for spec in engines.every():
         if spec.layout.marks(path):
             return spec.name
@@ -112,12 +112,12 @@ def find_config_files(engine: str, directory: str | Path, name: ConfigName, trit
         triton_version: Of the server, where the engine looks at it.
 
     Raises:
-        InvalidInputError: It is no directory.
+        InvalidInputError: It is not a directory.
     """
     spec = engines.get(engine)
     root = config_root(engine, directory)
     if not root.is_dir():
-        raise InvalidInputError(f"{root} is no directory: give one with config files")
+        raise InvalidInputError(f"{root} is not a directory: give one with config files")
     name = name.for_role("up")
     up, down = (_find(spec, root, name.for_role(role), role, triton_version) for role in ROLES)
     if up.path is not None and (down.how == "missing" or not spec.split):

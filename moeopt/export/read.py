@@ -156,7 +156,7 @@ def read_config_file(path: str | Path, *, engine: str | None = None, gpu: GpuSpe
             continue
         batch_size = _batch_size(key)
         if batch_size is None:
-            add("error", "key", f"key {key!r} is no batch size: the loader raises; give whole numbers of at least 1")
+            add("error", "key", f"key {key!r} is not a batch size: the loader raises; give whole numbers of at least 1")
         elif not isinstance(value, dict):
             add(
                 "error", "entry", f"is {json.dumps(value)[:60]}: give an object with BLOCK_SIZE_M and so on", batch_size

@@ -1,4 +1,4 @@
-"""What can be tuned: our own Triton kernel and the engines' kernels."""
+"""Kernels that can be tuned: our own Triton kernel and the engines' kernels."""
 
 from __future__ import annotations
 

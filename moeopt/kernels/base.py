@@ -1,4 +1,4 @@
-"""What a tunable kernel is.
+"""Interface of a tunable kernel.
 
 torch and triton are imported by the implementations, never by ``import moeopt``.
 """

@@ -1,4 +1,4 @@
-"""How much GPU memory a tune needs, without a GPU."""
+"""GPU memory that a tune needs, computed without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel should have computed, and how far off it is."""
+"""Float32 reference of a launch, and how far off a kernel is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experts the tokens visit: drawn from a distribution, or read from a file.
+"""Routings: the experts that tokens visit, drawn from a distribution or read from a file.
 
 The same seed gives the same routing on every machine; numpy alone is used (torch only to read ``.pt``).
 """

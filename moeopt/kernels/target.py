@@ -17,7 +17,7 @@ from triton.runtime.driver import driver
 
 from moeopt.core.trial import Resources
 
-# Triton keeps one in-process cache per device index: these indices are no real device's.
+# Triton keeps one in-process cache per device index: these indices are not a real device's.
 _FIRST_INDEX: Final = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""How many launches a CUDA graph holds, and over which experts, so that weights come from memory.
+"""Launches that a CUDA graph holds, over experts so chosen that weights come from memory.
 
 Serving touches a layer's weights once per forward pass; between two passes the other layers go
 through the L2 cache. A graph that replays launches over the same few experts would find them in L2,

@@ -1,1 +1,1 @@
-"""Where times come from: GPUs, recordings, fakes."""
+"""Devices: GPUs, their workers and timing."""

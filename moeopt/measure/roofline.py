@@ -1,4 +1,4 @@
-"""What kernels are measured against: bytes over bandwidth, operations over matmul rate, both measured once per GPU."""
+"""Rooflines: bytes over bandwidth, operations over matmul rate, both measured once per GPU."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class RateStore:
             return None
 
     def save(self, key: str, rates: Rates) -> None:
-        """Adds an entry. A cache that cannot be written is no error: it is measured again next time."""
+        """Adds an entry. A cache that cannot be written is not an error: it is measured again next time."""
         content = {**self._read(), key: asdict(rates)}
         try:
             replace_file(self.path, json.dumps({"format": _FORMAT, "rates": content}, indent=1))

@@ -142,7 +142,7 @@ def _shards(spec: EngineSpec, tp: int, ep: int) -> int:
 
 def _check_arguments(spec: EngineSpec, dtype: str | None, fuse: bool | None, overrides: Mapping[str, Any]) -> None:
     if fuse and not spec.fuses_shared_experts:
-        raise InvalidInputError(f"--fuse-shared: {spec.title} fuses no shared expert on CUDA GPUs; leave it away")
+        raise InvalidInputError(f"--fuse-shared: {spec.title} fuses no shared expert on CUDA GPUs; omit it")
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInputError(f"--dtype {dtype!r} is unknown: give one of {', '.join(DTYPES)}")
     unknown = sorted(set(overrides) - set(OPTIONS))
@@ -228,7 +228,7 @@ class _Work:
         key, count = look.shared_experts()
         if not count:
             if self.fuse:
-                raise InvalidInputError(f"--fuse-shared: {look.config.path} names no shared expert; leave it away")
+                raise InvalidInputError(f"--fuse-shared: {look.config.path} names no shared expert; omit it")
             return 0
         fused, why = self._fusion(count, routed, int4)
         look.say("shared_experts", count if fused else 0, f"{key}: {why}")

@@ -69,7 +69,7 @@ class Lookup:
         """The number given by hand, recorded; None if there is none.
 
         Raises:
-            InvalidInputError: It is no positive whole number.
+            InvalidInputError: It is not a positive whole number.
         """
         if name not in self.overrides:
             return None
@@ -91,7 +91,7 @@ class Lookup:
         """(key, number) of the first key that is there.
 
         Raises:
-            InvalidInputError: None is there, they contradict each other, or the value is no whole number.
+            InvalidInputError: None is there, they contradict each other, or the value is not a whole number.
         """
         found = self.peek(keys, name)
         if found is None and self.family is GENERIC and name == "intermediate_size":

@@ -1,4 +1,4 @@
-"""What ``quantization_config`` says of the routed experts, in the words of :class:`~moeopt.core.shape.MoEShape`.
+"""Quantisation of the routed experts: ``quantization_config`` in the words of :class:`~moeopt.core.shape.MoEShape`.
 
 The quantisers' own formats: fp8 (DeepSeek's and vLLM's), compressed-tensors, AWQ, GPTQ and AutoRound,
 ModelOpt, MXFP4, SGLang's w8a8 schemes. What the Triton kernel does not serve is an error that says so.

@@ -1,4 +1,4 @@
-"""What makes optuna-dashboard useful for launch configs: notes and plots in each study.
+"""Notes and plots that make optuna-dashboard useful for launch configs.
 
 A note that a person has edited is left as it is.
 """

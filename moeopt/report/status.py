@@ -1,4 +1,4 @@
-"""How far the tunes of a study database are."""
+"""Progress of the tunes in a study database."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How launch configs are picked."""
+"""Strategies that pick launch configs."""

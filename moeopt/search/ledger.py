@@ -1,4 +1,4 @@
-"""What has been measured so far in a tune, and what is the best of it."""
+"""Ledger of a tune: what has been measured so far, and what is the best of it."""
 
 from __future__ import annotations
 

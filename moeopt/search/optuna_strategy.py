@@ -1,4 +1,4 @@
-"""Any Optuna sampler as a strategy, over an enumerated set of legal configs."""
+"""Optuna samplers as strategies, over an enumerated set of legal configs."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _distance(name: ConfigName, asked: ConfigName) -> float:
 def merge_portfolios(
     lists: Iterable[Sequence[LaunchConfig]], candidates: Sequence[LaunchConfig], size: int = 24
 ) -> tuple[LaunchConfig, ...]:
-    """One list of several, each best first: takes turns, drops what is no candidate or there already."""
+    """One list of several, each best first: takes turns, drops what is not a candidate or there already."""
     wanted = set(candidates)
     queues = [[c for c in entries if c in wanted] for entries in lists]
     longest = max(map(len, queues), default=0)

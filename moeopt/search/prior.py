@@ -1,4 +1,4 @@
-"""What is expected of every config in every cell before anything is timed.
+"""Prior of a search: what is expected of every config in every cell before anything is timed.
 
 The cost model's time, corrected where there are recordings to learn from and the architecture is theirs; and which
 configs tend to be off together, from what its formula misses in recordings of other shapes.

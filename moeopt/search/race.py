@@ -1,4 +1,4 @@
-"""Any Optuna pruner as the judge of a race between launch configs."""
+"""Races between launch configs, with any Optuna pruner as the judge."""
 
 from __future__ import annotations
 

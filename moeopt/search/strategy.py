@@ -1,4 +1,4 @@
-"""What a search is: asked for jobs in generations, told their measurements."""
+"""Strategies: asked for jobs in generations, told their measurements."""
 
 from __future__ import annotations
 

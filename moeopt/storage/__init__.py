@@ -1,1 +1,1 @@
-"""How measurements are kept: keys, facts, encoding, databases and the writer."""
+"""Storage of measurements: keys, facts, encoding, databases and the writer."""

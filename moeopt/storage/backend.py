@@ -1,4 +1,4 @@
-"""What moeopt needs of a study database: two implementations, relational and journal."""
+"""Interface of a study database, which a relational and a journal one implement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which measurements belong together: the exact key of a study."""
+"""Keys of studies: which measurements belong together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a study database is: what a user may write for it, without its password."""
+"""URLs of study databases: what a user may write, and how it is shown without its password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From measurements to a result: the same for a run that just ended and for a database that is opened."""
+"""Assembly of a result from measurements, of a run that just ended or of a database that is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tune is told to do, and the checks of it."""
+"""Options of a tune, checked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_trials(trials: int) -> int:
     """The number of trials.
 
     Raises:
-        InvalidInputError: It is no whole number of at least 1.
+        InvalidInputError: It is not a whole number of at least 1.
     """
     if isinstance(trials, bool) or not isinstance(trials, int) or trials <= 0:
         raise InvalidInputError(f"trials is {trials!r}: give a whole number of at least 1")

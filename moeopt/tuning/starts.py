@@ -1,4 +1,4 @@
-"""What is known before anything is timed: recordings of other shapes, and configs that were good elsewhere."""
+"""Starting points of a tune: recordings of other shapes, and configs that were good elsewhere."""
 
 from __future__ import annotations
 

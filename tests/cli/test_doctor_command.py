@@ -60,7 +60,7 @@ def test_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "nothing to look at"),
         (["--log", "no.log"], "no.log cannot be read"),
-        (["--config-dir", "no"], "no is no directory"),
+        (["--config-dir", "no"], "no is not a directory"),
         (["--config-dir", ".", "--engine", "tgi"], "engine 'tgi' is unknown"),
         (["--config-dir", ".", "--engine", "sglang", *SHAPE], "--gpu is missing"),
         (["--config-dir", ".", "--engine", "sglang", *SHAPE, "--gpu", "NVIDIA H200"], "--triton is missing"),
