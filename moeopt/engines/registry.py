@@ -48,5 +48,5 @@ def register(spec: EngineSpec) -> None:
 
 
 def of_kernel(kernel: str) -> EngineSpec:
-    """The engine that launches a kernel; of a kernel that is not an engine's, the default engine, whose files it tunes."""
+    """The engine that launches a kernel; of a kernel that is not an engine's, the default engine."""
     return _SPECS.get(kernel, _SPECS[DEFAULT])
