@@ -152,8 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     import torch
 
+    from moeopt.core.trial import MAX_RELATIVE_ERROR
     from moeopt.kernels import get_kernel
-    from moeopt.kernels.reference import TOLERANCE
 
     started = time.monotonic()
     try:
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in (*(f"skipped: {s}" for s in skipped), *(f"failed: {f}" for f in failures)):
         print(line)
     wall_s = time.monotonic() - started
-    wrong = [row for row in rows if not row.error < TOLERANCE]
+    wrong = [row for row in rows if not row.error < MAX_RELATIVE_ERROR]
     print(f"{gpu.name}, {kernel.key.name} kernel: {len(rows)} rows, {len(wrong)} wrong, {wall_s:.0f} s")
     path = args.json or RESULTS / f"correctness-{kernel.key.name}-{gpu.name.replace(' ', '_')}.json"
     write_json(
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "benchmark": "correctness",
             "machine": machine_facts(gpu),
             "kernel": asdict(kernel.key),
-            "tolerance": TOLERANCE,
+            "tolerance": MAX_RELATIVE_ERROR,
             "wall_s": round(wall_s, 1),
             "skipped": skipped,
             "failed": failures,

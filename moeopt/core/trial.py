@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import Role
@@ -13,6 +13,9 @@ from moeopt.core.shape import Role
 # The words of the auto-tuning field's shared results format for why a config has no time.
 Reason = Literal["constraints", "compile", "runtime", "correctness", "timeout"]
 
+
+# Relative Frobenius error over which a result is wrong: bf16 rounding alone gives 0.0017.
+MAX_RELATIVE_ERROR: Final = 1e-2
 
 Status = Literal["ok", "raced_out", "rejected", "failed"]
 

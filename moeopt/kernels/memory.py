@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from moeopt.core.shape import DTYPES, ROLES, MoEShape
-from moeopt.kernels.workset import LAUNCHES, copies_wanted, expected_touched, expert_bytes, launches_wanted
+from moeopt.core.shape import ROLES, MoEShape
+from moeopt.kernels.work import activation_bytes, expected_visits, expert_bytes, output_bytes
+from moeopt.kernels.workset import LAUNCHES, copies_wanted, launches_wanted
 
 # What CUDA, cuBLAS and the binaries take beyond the tensors, and room for random numbers in float32
 # while weights are drawn in pieces.
 CONTEXT_BYTES: Final = 700 * 2**20
 _SCRATCH_BYTES: Final = 768 * 2**20
-_OUTPUT_BYTES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +79,26 @@ def memory_needed(shape: MoEShape, batch_sizes: Sequence[int], *, l2_bytes: int 
         l2_bytes: Size of the L2 cache, or 0 where it may stay warm.
     """
     weights = int(sum(expert_bytes(shape, role) for role in ROLES) * shape.num_experts)
-    activation = DTYPES[shape.dtype].activation_bits / 8
     operands, outputs, references, copies = 0.0, [0], [0], 1
     for m in batch_sizes:
         for role in ROLES:
             pairs, k = m * shape.top_k, shape.reduction(role)
-            per_launch = expected_touched(shape, m) * expert_bytes(shape, role)
+            per_launch = expected_visits(shape, m).experts * expert_bytes(shape, role)
             launches = launches_wanted(shape, role, per_launch, l2_bytes) if l2_bytes else LAUNCHES
             if l2_bytes:
                 copies = max(copies, copies_wanted(shape, role, per_launch, launches, l2_bytes))
             tokens = m if role == "up" else pairs
             scales = 4 * tokens * (k / shape.block_shape[1] if shape.block_shape else 1)
             # Ids and routed weights, and alignments for five BLOCK_SIZE_M of up to twice the pairs.
-            operands += launches * (tokens * k * activation + scales + pairs * (8 + 5 * 2 * 4))
-            outputs.append(pairs * shape.output_rows(role))
+            operands += launches * (activation_bytes(shape, role, tokens) + scales + pairs * (8 + 5 * 2 * 4))
+            outputs.append(output_bytes(shape, role, m))
             references.append(4 * pairs * shape.output_rows(role))
     largest = max(references)
     return MemoryNeed(
         weights=weights,
         copies=copies,
         operands=int(operands),
-        output=_OUTPUT_BYTES * max(outputs),
+        output=max(outputs),
         largest_reference=largest,
         references=sum(references),
         scratch=_SCRATCH_BYTES + largest,

@@ -11,8 +11,6 @@ from moeopt.core.shape import Role
 from moeopt.kernels.layer import Layer, RoutedBatch
 from moeopt.kernels.quant import dequantise_activations, dequantise_expert
 
-# Relative Frobenius error below which an output passes: bf16 rounding alone gives 0.0017.
-TOLERANCE: Final = 1e-2
 _ROWS_AT_ONCE: Final = 1 << 14
 
 
@@ -67,7 +65,7 @@ def poison(out: Tensor, batch: RoutedBatch, *, skips_remote_experts: bool = Fals
 
 
 def relative_error(out: Tensor, ref: Tensor) -> float:
-    """How far an output is from the reference: 0 is exact, over :data:`TOLERANCE` is wrong.
+    """How far an output is from the reference: 0 is exact, over :data:`~moeopt.core.trial.MAX_RELATIVE_ERROR` is wrong.
 
     The relative Frobenius error of the whole, or a tenth of the worst row's if that is greater: one
     wrong row among many would vanish in the whole.

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import MoEShape, Role
+from moeopt.kernels.work import counted_visits, expert_bytes
 
 # Launches per graph over as many routings, where nothing asks for more.
 LAUNCHES: Final = 6
@@ -44,26 +45,6 @@ class WorkSet:
     cold: bool
 
 
-def expert_bytes(shape: MoEShape, role: Role) -> float:
-    """Bytes of one expert's weight of one role, scales included."""
-    rows, k = shape.output_rows(role), shape.reduction(role)
-    spec = DTYPES[shape.dtype]
-    size = rows * k * spec.weight_bits / 8
-    if shape.block_shape:
-        size += 4 * math.ceil(rows / shape.block_shape[0]) * math.ceil(k / shape.block_shape[1])
-    elif shape.group_size:
-        size += 2 * rows * math.ceil(k / shape.group_size)
-    elif spec.weight_bits == 8:
-        size += 4 * (rows if shape.per_channel or spec.compute == "bf16" else 1)
-    return size
-
-
-def touched(topk_ids: NDArray[np.int32], num_experts: int) -> int:
-    """How many of this GPU's experts a batch visits. Ids outside 0 to E - 1 are on other GPUs."""
-    ids = np.unique(topk_ids)
-    return int(((ids >= 0) & (ids < num_experts)).sum())
-
-
 def launches_wanted(shape: MoEShape, role: Role, per_launch: float, l2_bytes: int) -> int:
     """Launches per graph so that, over different weights, they touch enough to leave L2."""
     if per_launch <= 0:
@@ -77,12 +58,6 @@ def copies_wanted(shape: MoEShape, role: Role, per_launch: float, launches: int,
     if per_launch <= 0:
         return 1
     return max(1, min(math.ceil(COLD_FACTOR * l2_bytes / everything), launches, MAX_COPIES))
-
-
-def expected_touched(shape: MoEShape, batch_size: int) -> float:
-    """Experts that uniform routing visits on average: E * (1 - (1 - top_k / all experts)^M)."""
-    share = shape.top_k / (shape.num_experts * shape.ep_size)
-    return shape.num_experts * (1.0 - (1.0 - share) ** batch_size)
 
 
 def make_workset(
@@ -110,9 +85,9 @@ def make_workset(
     size = expert_bytes(shape, role)
     drawn = draw(LAUNCHES)
     if l2_bytes <= 0:
-        bytes_touched = touched(drawn[0], shape.num_experts) * size
+        bytes_touched = counted_visits(drawn[:1], shape.num_experts).experts * size
         return WorkSet(np.repeat(drawn[:1], LAUNCHES, axis=0), 1, bytes_touched, bytes_touched, cold=False)
-    per_launch = float(np.mean([touched(ids, shape.num_experts) for ids in drawn])) * size
+    per_launch = counted_visits(drawn, shape.num_experts).experts * size
     goal = COLD_FACTOR * l2_bytes
     if per_launch >= goal:
         return WorkSet(drawn, 1, per_launch, per_launch, cold=True)

@@ -23,7 +23,8 @@ from moeopt.measure.bench import BenchFacts
 from moeopt.measure.compile_queue import Compiler
 from moeopt.measure.cuda_bench import CudaBench, measured_rates
 from moeopt.measure.monitor import GpuMonitor, gpu_count
-from moeopt.measure.roofline import Rates, RateStore, rate_key, roofline_us
+from moeopt.measure.rates import Rates, RateStore, rate_key
+from moeopt.measure.roofline import roofline_us
 from moeopt.measure.supervisor import Deadlines, Supervisor
 from moeopt.measure.worker_device import WorkerDevice
 

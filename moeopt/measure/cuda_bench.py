@@ -18,7 +18,7 @@ from moeopt.kernels.memory import memory_needed
 from moeopt.kernels.workset import WorkSet, make_workset
 from moeopt.measure.bench import Bench, BenchCounts, BenchError, BenchFacts, Checked
 from moeopt.measure.monitor import GpuMonitor, holders
-from moeopt.measure.roofline import Rates, measure_rates
+from moeopt.measure.rates import Rates, measure_rates
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final
 
-from moeopt.core.trial import Cell, Failure
+from moeopt.core.trial import MAX_RELATIVE_ERROR, Cell, Failure
 from moeopt.errors import MoeoptError
 from moeopt.measure.bench import Bench, BenchError
 from moeopt.measure.messages import (
@@ -44,8 +44,6 @@ from moeopt.measure.messages import (
     Verdict,
 )
 
-# A result that is further from the reference (relative Frobenius error) is wrong.
-MAX_RELATIVE_ERROR: Final = 1e-2
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 5
 # Rounds end when two standard errors of their median are within this share of it.

@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from moeopt.core.config import REQUIRED_KEYS, LaunchConfig
-from moeopt.core.shape import MoEShape, Role
+from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
+from moeopt.kernels.work import launch_work
 
 # Attributes over 2,045 characters fail on some databases; this leaves room for JSON's escapes.
 _CHUNK: Final = 1000
@@ -154,8 +155,9 @@ def _readable(measurement: Measurement, context: TrialContext) -> dict[str, Any]
     out: dict[str, Any] = {}
     if measurement.us:
         us = measurement.median_us
-        flop = sum(_flop(context.shape, role, measurement.job.cell.batch_size) for role in measurement.job.cell.roles)
-        out["TFLOP/s"] = round(flop / us / 1e6, 2)
+        cell = measurement.job.cell
+        flops = sum(launch_work(context.shape, role, cell.batch_size).flops for role in cell.roles)
+        out["TFLOP/s"] = round(flops / us / 1e6, 2)
         if context.roofline_us:
             out["fraction of roofline"] = round(context.roofline_us / us, 4)
         if context.launch_bytes:
@@ -175,12 +177,6 @@ def _readable(measurement: Measurement, context: TrialContext) -> dict[str, Any]
         kind = "rejected" if measurement.status == "rejected" else measurement.failure.reason
         out["reason"] = f"{kind}: {measurement.failure.message}"[:400]
     return out
-
-
-def _flop(shape: MoEShape, role: Role, batch_size: int) -> float:
-    """Floating-point operations of one launch; tokens for other expert-parallel ranks are not counted."""
-    rows = batch_size * shape.top_k / shape.ep_size
-    return 2.0 * rows * shape.output_rows(role) * shape.reduction(role)
 
 
 def pack(name: str, value: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import torch
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
+from moeopt.core.trial import MAX_RELATIVE_ERROR
 from moeopt.kernels.engine import EngineKernel
 from moeopt.kernels.layer import make_batch, make_layer
-from moeopt.kernels.reference import TOLERANCE
 from moeopt.kernels.target import cross_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,5 +67,5 @@ def check_interpreted(kernel: str, source: Path, cases: Iterable[str], tmp_path:
     errors: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
     for case in cases:
         for role in ROLES:
-            assert 0 < errors[f"{case} {role}"] < TOLERANCE, errors
+            assert 0 < errors[f"{case} {role}"] < MAX_RELATIVE_ERROR, errors
     return errors

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from moeopt.core.shape import ROLES, Role
+from moeopt.core.trial import MAX_RELATIVE_ERROR
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.quant import dequantise_activations, dequantise_expert
-from moeopt.kernels.reference import TOLERANCE, reference, relative_error
+from moeopt.kernels.reference import reference, relative_error
 from tests.kernels.schemes import SCHEMES, small_shape
 
 IDS = torch.tensor([[0, 1], [3, 3], [4, -1], [-1, -1]])
@@ -68,7 +69,7 @@ def test_one_wrong_row_among_many_is_found() -> None:
     out = ref.clone()
     out[12_345] = ref[12_346]
     whole = float((out - ref).norm() / ref.norm())
-    assert whole < TOLERANCE < relative_error(out, ref)
+    assert whole < MAX_RELATIVE_ERROR < relative_error(out, ref)
 
 
 def test_other_shapes_are_refused() -> None:

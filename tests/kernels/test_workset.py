@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeopt.core.shape import MoEShape
-from moeopt.kernels.workset import (
-    COLD_FACTOR,
-    LAUNCHES,
-    MAX_LAUNCHES,
-    expected_touched,
-    expert_bytes,
-    make_workset,
-    touched,
-)
+from moeopt.kernels.work import expert_bytes
+from moeopt.kernels.workset import COLD_FACTOR, LAUNCHES, MAX_LAUNCHES, make_workset
 
 QWEN = MoEShape(256, 8, 3072, 256)
 MIB = 2**20
@@ -29,16 +22,6 @@ def draw(shape: MoEShape, batch_size: int, seed: int = 0):
         return np.argsort(scores, axis=-1)[..., : shape.top_k].astype(np.int32)
 
     return drawn
-
-
-def test_bytes_of_an_expert() -> None:
-    assert expert_bytes(QWEN, "up") == 512 * 3072 * 2
-    assert expert_bytes(QWEN, "down") == 3072 * 256 * 2
-    block = MoEShape(256, 8, 6144, 256, "fp8_w8a8", (128, 128))
-    assert expert_bytes(block, "up") == 512 * 6144 + 4 * 4 * 48
-    grouped = MoEShape(8, 2, 256, 128, "int4_w4a16", group_size=64)
-    assert expert_bytes(grouped, "up") == 256 * 128 + 2 * 256 * 4
-    assert expert_bytes(MoEShape(8, 2, 256, 128, "fp8_w8a8", per_channel=True), "up") == 256 * 256 + 4 * 256
 
 
 def test_a_large_batch_is_left_as_it_was_drawn() -> None:
@@ -98,14 +81,3 @@ def test_renaming_keeps_the_work(experts: int, top_k: int, tokens: int, seed: in
         for row in new:
             local = row[row >= 0]
             assert len(set(local.tolist())) == len(local)
-
-
-def test_experts_visited() -> None:
-    assert touched(np.array([[0, 1], [1, 9], [-1, 2]], dtype=np.int32), 8) == 3
-    assert expected_touched(QWEN, 1) == pytest.approx(8)
-    assert expected_touched(QWEN, 4096) == pytest.approx(256, abs=0.01)
-    sizes = [touched(ids, 256) for ids in draw(QWEN, 32)(40)]
-    assert expected_touched(QWEN, 32) == pytest.approx(np.mean(sizes), rel=0.02)
-    assert expected_touched(QWEN.replace(ep_size=4, num_experts=64), 16) == pytest.approx(
-        expected_touched(QWEN, 16) / 4
-    )

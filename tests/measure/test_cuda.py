@@ -21,7 +21,7 @@ from moeopt.kernels import get_kernel
 from moeopt.measure.cuda import CudaDevice, open_cuda
 from moeopt.measure.cuda_bench import CudaBench
 from moeopt.measure.options import DeviceOptions
-from moeopt.measure.roofline import RateStore
+from moeopt.measure.rates import RateStore
 from moeopt.measure.supervisor import Deadlines
 from tests.measure import measure_gpu_faults
 

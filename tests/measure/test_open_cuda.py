@@ -16,7 +16,7 @@ from moeopt.measure import cuda
 from moeopt.measure.cuda import CudaDevice, open_cuda
 from moeopt.measure.multi_gpu import MultiGpuDevice
 from moeopt.measure.options import DeviceOptions
-from moeopt.measure.roofline import Rates, RateStore, rate_key
+from moeopt.measure.rates import Rates, RateStore, rate_key
 from moeopt.measure.supervisor import Deadlines
 from moeopt.result import TuneResult
 from moeopt.storage.store import StudyStore

@@ -6,12 +6,14 @@ import json
 from datetime import datetime
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeopt.core.config import PARAMETERS, REQUIRED_KEYS, LaunchConfig
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Resources
+from moeopt.measure.roofline import drawn_work
 from moeopt.storage.codec import PACKED, TrialContext, decode, encode, pack, repack, unpack, unpack_all
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
@@ -77,6 +79,16 @@ def test_what_a_person_sees() -> None:
     assert "reason" not in row.user_attrs
     failed = Measurement(job, "failed", failure=Failure("compile", "PassManager::run failed"))
     assert encode(failed, "run", 0, CONTEXT, NOW, NOW).user_attrs["reason"] == "compile: PassManager::run failed"
+
+
+def test_operations_of_shared_experts_are_counted_on_every_rank() -> None:
+    """As the roofline counts them (within what its six drawn routings differ by)."""
+    shape = MoEShape(33, 9, 6144, 256, shared_experts=1, ep_size=8)
+    job = Job(Cell("up", 64), LaunchConfig(16, 64, 128, 1, 4, 3))
+    row = encode(Measurement(job, "ok", (1.0,)), "run", 0, TrialContext(shape), NOW, NOW)
+    counted = drawn_work(shape, "up", 64, "uniform", 0).flops
+    assert row.user_attrs["TFLOP/s"] == round(2 * 64 * (1 + 8 / 8) * 512 * 6144 / 1e6, 2)
+    assert row.user_attrs["TFLOP/s"] == pytest.approx(counted / 1e6, rel=0.05)
 
 
 def test_only_what_is_searched_or_set_is_a_parameter() -> None:
