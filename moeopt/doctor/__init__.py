@@ -1,4 +1,4 @@
-"""Is the tuned file read at all, and if not, why: from a server log, a config directory, or both."""
+"""Doctor: is the tuned file read at all, and if not, why, from a server log, a config directory, or both."""
 
 from __future__ import annotations
 
@@ -76,14 +76,11 @@ def _beside(facts: LogFacts, answer: Diagnosis, config_dir: str | Path, triton_v
     asked = asked_paths(facts)
     looked = {config_root(answer.engine, path.parent) for path in asked}
     if asked and root.absolute() not in {path.absolute() for path in looked} and root.resolve() not in looked:
-        findings.append(
-            Finding(
-                "warning",
-                "other_directory",
-                f"The server looked in {', '.join(sorted(map(str, looked)))}, not in {root}: start it with "
-                f"{spec.variable}={root}.",
-            )
+        message = (
+            f"The server looked in {', '.join(sorted(map(str, looked)))}, not in {root}: start it with "
+            f"{spec.variable}={root}."
         )
+        findings.append(Finding("warning", "other_directory", message))
     for layer in answer.layers:
         if layer.name is None:
             continue
@@ -95,11 +92,8 @@ def _beside(facts: LogFacts, answer: Diagnosis, config_dir: str | Path, triton_v
             continue
         lookup = find_config_files(answer.engine, root, layer.name, version or "0")
         if lookup.tuned:
-            findings.append(
-                Finding(
-                    "note", "file_there", f"{root} has the file for {layer.name}: restart the server to have it read."
-                )
-            )
+            message = f"{root} has the file for {layer.name}: restart the server to have it read."
+            findings.append(Finding("note", "file_there", message))
         else:
             findings += lookup_findings(lookup)
     return findings

@@ -1,4 +1,4 @@
-"""The commands that the doctor says to run next."""
+"""Commands that the doctor says to run next."""
 
 from __future__ import annotations
 
@@ -56,10 +56,13 @@ def start_command(
     return line + OTHER_OPTIONS + (f", without {without}" if without else "")
 
 
-def flashinfer_commands(spec: EngineSpec, facts: LogFacts, tuning: FlashInferTuning, backend: str) -> tuple[str, ...]:
+def flashinfer_commands(spec: EngineSpec, facts: LogFacts, tuning: FlashInferTuning) -> tuple[str, ...]:
     """The start with FlashInfer tuning its own kernels, as it does unless it is told not to, and the proof."""
-    chosen = backend if backend in tuning.backends else tuning.backends[0]
-    start = start_command(spec, facts, None, f"{tuning.option} {chosen} 2>&1 | tee server.log", option_of(tuning.off))
+    asked = facts.setting(tuning.setting, "backend_option")
+    backend = asked if asked in tuning.backends else tuning.backends[0]
+    start = start_command(
+        spec, facts, None, f"{option_of(tuning.setting)} {backend} 2>&1 | tee server.log", option_of(tuning.off)
+    )
     return start, "grep 'FlashInfer autotune' server.log"
 
 
@@ -69,23 +72,17 @@ def option_of(setting: str) -> str:
 
 
 def _shape_options(shape: MoEShape) -> str:
-    words = [f"--experts {shape.num_experts} --top-k {shape.top_k} --hidden {shape.hidden_size}"]
-    words.append(f"--intermediate {shape.intermediate_size} --dtype {shape.dtype}")
-    if shape.block_shape:
-        words.append("--block-shape {},{}".format(*shape.block_shape))
-    if shape.per_channel:
-        words.append("--per-channel")
-    if shape.group_size:
-        words.append(f"--group-size {shape.group_size}")
-    return " ".join(words)
+    words = f"--experts {shape.num_experts} --top-k {shape.top_k} --hidden {shape.hidden_size} "
+    words += f"--intermediate {shape.intermediate_size} --dtype {shape.dtype}" + _scales(shape)
+    return words + (f" --group-size {shape.group_size}" if shape.group_size else "")
 
 
 def _name_options(name: ConfigName) -> str:
     size = engines.get(name.engine).names.elements(name)
-    words = [f"--experts {name.num_experts} --top-k TOP_K --hidden HIDDEN --intermediate {size}"]
-    words.append(f"--dtype {name.dtype or 'bf16'}")
-    if name.block_shape:
-        words.append("--block-shape {},{}".format(*name.block_shape))
-    if name.per_channel:
-        words.append("--per-channel")
-    return " ".join(words)
+    words = f"--experts {name.num_experts} --top-k TOP_K --hidden HIDDEN --intermediate {size} "
+    return words + f"--dtype {name.dtype or 'bf16'}" + _scales(name)
+
+
+def _scales(of: MoEShape | ConfigName) -> str:
+    block = " --block-shape {},{}".format(*of.block_shape) if of.block_shape else ""
+    return block + (" --per-channel" if of.per_channel else "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from moeopt.engines.log import Event
 from moeopt.export.names import ConfigName
 from moeopt.export.read import Severity
 
@@ -26,6 +29,11 @@ class Evidence:
 
     def __str__(self) -> str:
         return self.text if self.line is None else f"line {self.line}: {self.text}"
+
+
+def lines_of(events: Iterable[Event], most: int = 4) -> tuple[Evidence, ...]:
+    """The lines of the first of these messages."""
+    return tuple(Evidence(event.text, event.line) for event in islice(events, most))
 
 
 @dataclass(frozen=True)

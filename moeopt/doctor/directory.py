@@ -123,30 +123,18 @@ def lookup_findings(lookup: Lookup) -> list[Finding]:
     spec = engines.get(lookup.engine)
     findings = []
     for found in (lookup.up, lookup.down):
+        there = f"there is no {found.asked}."
         if found.how == "missing" and found.role == "up":
-            findings.append(
-                Finding("error", "default", f"No file for this layer: it looks for {found.asked}.")
-            )  # fmt: skip
+            findings.append(Finding("error", "default", f"No file for this layer: it looks for {found.asked}."))
         elif found.how == "fallback":
-            findings.append(
-                Finding(
-                    "warning", "fallback",
-                    f"The {found.role} projection takes a file of Triton {found.version}: there is no {found.asked}.",
-                    (Evidence(str(found.path)),),
-                )
-            )  # fmt: skip
+            message = f"The {found.role} projection takes a file of Triton {found.version}: {there}"
+            findings.append(Finding("warning", "fallback", message, (Evidence(str(found.path)),)))
         elif found.how == "up_file" and spec.split:
-            findings.append(
-                Finding("warning", "down_reuses_up", f"The down projection takes up's file: there is no {found.asked}.")
-            )
+            message = f"The down projection takes up's file: {there}"
+            findings.append(Finding("warning", "down_reuses_up", message))
     for name in lookup.obstacles:
-        findings.append(
-            Finding(
-                "error",
-                "bad_directory",
-                f"{spec.title}'s loader raises ValueError over the directory {name}: rename it.",
-            )
-        )
+        message = f"{spec.title}'s loader raises ValueError over the directory {name}: rename it."
+        findings.append(Finding("error", "bad_directory", message))
     if not lookup.tuned:
         for miss in lookup.near_misses:
             findings.append(Finding("note", "near_miss", f"Not read: {miss.why}.", (Evidence(str(miss.path)),)))
@@ -161,11 +149,8 @@ def _only_checked(directory: str | Path, spec: EngineSpec, findings: list[Findin
     if any(f.severity != "note" for f in findings):
         code, verdict = "problems", f"{len(bad)} of {count} {spec.name} config files in {directory} have problems."
     else:
-        given = "a shape, --gpu and --triton"
-        code, verdict = (
-            "checked",
-            f"{count} {spec.name} config files in {directory} are sound; give {given} to hear which one is read.",
-        )
+        sound = f"{count} {spec.name} config files in {directory} are sound"
+        code, verdict = "checked", f"{sound}; give a shape, --gpu and --triton to hear which one is read."
     return Diagnosis(code, verdict, spec.name, None, (), by_severity(findings))
 
 
@@ -187,9 +172,5 @@ def _findings(problems: tuple[Problem, ...] | list[Problem]) -> list[Finding]:
 
 
 def _down_alone(path: Path) -> Finding:
-    return Finding(
-        "warning",
-        "down_alone",
-        f"{path.name} has no up file beside it: the up projection runs without, with another BLOCK_SIZE_M.",
-        (Evidence(str(path)),),
-    )
+    message = f"{path.name} has no up file beside it: the up projection runs without, with another BLOCK_SIZE_M."
+    return Finding("warning", "down_alone", message, (Evidence(str(path)),))

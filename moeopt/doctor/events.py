@@ -1,59 +1,96 @@
-"""Findings from single messages of a log."""
+"""Findings from single messages and settings of a log."""
 
 from __future__ import annotations
 
+import re
+
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
-from moeopt.doctor.diagnosis import Evidence, Finding
+from moeopt.doctor.diagnosis import Evidence, Finding, lines_of
 from moeopt.engines import EngineSpec
 from moeopt.engines.log import LogFacts
+from moeopt.errors import UnknownGpuError
 from moeopt.export.names import ConfigName
+from moeopt.export.read import Severity
 
 
 def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
+    """What went wrong while configs were read and launched."""
     findings = []
     for event in facts.of("out_of_resource"):
-        findings.append(
-            Finding(
-                "error", "out_of_resource",
-                f"A kernel asked for {int(event.values['required']):,} bytes of shared memory and the GPU has "
-                f"{int(event.values['limit']):,}: if it is the MoE kernel, its config is of another GPU; check the "
-                "directory with moeopt doctor --config-dir.", (Evidence(event.text, event.line),),
-            )
-        )  # fmt: skip
+        message = (
+            f"A kernel asked for {int(event.values['required']):,} bytes of shared memory and the GPU has "
+            f"{int(event.values['limit']):,}: if it is the MoE kernel, its config is of another GPU; check the "
+            "directory with moeopt doctor --config-dir."
+        )
+        findings.append(Finding("error", "out_of_resource", message, lines_of([event])))
     if clashes := facts.of("block_m"):
-        findings.append(
-            Finding(
-                "warning", "block_m",
-                f"The up and down files differ in BLOCK_SIZE_M: {spec.title} runs down with up's value, which nobody "
-                "measured. Export both files together.", tuple(Evidence(e.text, e.line) for e in clashes[:3]),
-            )
-        )  # fmt: skip
+        message = (
+            f"The up and down files differ in BLOCK_SIZE_M: {spec.title} runs down with up's value, which nobody "
+            "measured. Export both files together."
+        )
+        findings.append(Finding("warning", "block_m", message, lines_of(clashes, 3)))
     for event in facts.of("bad_directory"):
-        findings.append(
-            Finding(
-                "error", "bad_directory",
-                f"A directory {spec.layout.prefix}* whose rest is not numbers ({event.values['text']!r}) may have made "
-                f"{spec.title}'s loader raise: rename it.", (Evidence(event.text, event.line),),
-            )
-        )  # fmt: skip
+        message = (
+            f"A directory {spec.layout.prefix}* whose rest is not numbers ({event.values['text']!r}) may have made "
+            f"{spec.title}'s loader raise: rename it."
+        )
+        findings.append(Finding("error", "bad_directory", message, lines_of([event])))
     return findings
 
 
 def shape_findings(
-    facts: LogFacts, names: list[ConfigName], shape: MoEShape | None, gpu: GpuSpec | None, engine: str
+    names: list[ConfigName], shape: MoEShape | None, gpu: GpuSpec | None, spec: EngineSpec
 ) -> list[Finding]:
+    """Whether the server asks for the shape that was given."""
     if shape is None or not names:
         return []
-    expected = ConfigName.of(engine, shape, gpu.name if gpu is not None else names[0].device)
-    if any((n.num_experts, n.intermediate_size, n.dtype) == (expected.num_experts, expected.intermediate_size,
-                                                             expected.dtype) for n in names):  # fmt: skip
+    expected = ConfigName.of(spec.name, shape, gpu.name if gpu is not None else names[0].device)
+    wanted = (expected.num_experts, expected.intermediate_size, expected.dtype)
+    if any((name.num_experts, name.intermediate_size, name.dtype) == wanted for name in names):
         return []
-    return [
-        Finding(
-            "warning",
-            "other_shape",
-            f"The shape that was given is of {expected}, and the server asks for {names[0]}: tune what the server asks "
-            "for (a fused shared expert counts in E; N is per GPU).",
-        )
-    ]
+    message = (
+        f"The shape that was given is of {expected}, and the server asks for {names[0]}: tune what the server asks "
+        "for (a fused shared expert counts in E; N is per GPU)."
+    )
+    return [Finding("warning", "other_shape", message)]
+
+
+def misleading_options(
+    facts: LogFacts, names: list[ConfigName], gpu: GpuSpec | None, spec: EngineSpec
+) -> list[Finding]:
+    """Findings for the options in use that mislead on this GPU (a note where the GPU is not known)."""
+    sm = _capability(facts, names, gpu)
+    if sm is not None and sm // 10 != 12:
+        return []
+    where = f"SM{sm}" if sm is not None else "an RTX PRO 6000 or another SM120 GPU"
+    findings = []
+    for option in spec.log.misleading:
+        on = [key for key in option.settings if (facts.setting(key) or "false").lower() not in ("false", "0")]
+        seen = (*settings_of(facts, *on), *lines_of(facts.of(option.kind)))
+        if seen:
+            severity: Severity = "warning" if sm is not None and option.harms else "note"
+            findings.append(Finding(severity, option.code, option.message.format(where=where), seen))
+    return findings
+
+
+def settings_of(facts: LogFacts, *keys: str) -> tuple[Evidence, ...]:
+    """Those of these settings that are there, with their lines."""
+    there = [key for key in keys if facts.setting(key) not in (None, "none")]
+    return tuple(Evidence(f"{key}={facts.settings[key][0]}", facts.settings[key][1]) for key in there)
+
+
+def _capability(facts: LogFacts, names: list[ConfigName], gpu: GpuSpec | None) -> int | None:
+    """Compute capability of the server's GPU, as 90 or 120, or None where nothing says it."""
+    if gpu is not None:
+        return gpu.sm
+    for name in names:
+        try:
+            return GpuSpec.by_name(name.device).sm
+        except UnknownGpuError:
+            if "RTX_PRO" in name.device and "Blackwell" in name.device:
+                return 120
+    for event in facts.of("backend"):
+        if match := re.search(r"SM(12\d)", event.values.get("gpu", "")):
+            return int(match[1])
+    return None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
-from moeopt.doctor.diagnosis import Evidence, Finding, LayerState, State
+from moeopt.doctor.diagnosis import Finding, LayerState, State, lines_of
 from moeopt.engines import EngineSpec
 from moeopt.engines.log import Event, LogFacts
 from moeopt.errors import InvalidInputError
@@ -26,12 +25,6 @@ class _Layer:
             self.paths.setdefault((role, state), Path(path))
 
 
-_STATES: Final[Mapping[str, State]] = {
-    "used": "tuned",
-    "fallback": "fallback",
-    "up_file": "up_file",
-    "default": "default",
-}
 # Of several states seen for one file the worst counts: some rank or node is in it.
 _WORST: Final[tuple[State, ...]] = ("default", "fallback", "up_file", "tuned")
 
@@ -39,14 +32,14 @@ _WORST: Final[tuple[State, ...]] = ("default", "fallback", "up_file", "tuned")
 def layers_of(facts: LogFacts, spec: EngineSpec) -> tuple[list[LayerState], list[Finding]]:
     """What the server does for each shape, and a finding for each shape whose ranks disagree."""
     layers: dict[str, _Layer] = {}
-    for event in facts.of(*_STATES):
+    for event in facts.of(*_WORST):
         path = event.values.get("asked") or event.values.get("path")
         name = _name(path, spec.name)
-        if path is None and _named(layers):
+        if path is None and any(layer.name is not None for layer in layers.values()):
             continue  # it says nothing that a line with a path does not
         up_name = name.for_role("up") if name else None
         layer = layers.setdefault(str(up_name) if up_name else Path(path or "").name, _Layer(up_name))
-        state = _STATES[event.kind]
+        state = cast(State, event.kind)
         role = "down" if state == "up_file" or (name is not None and name.down) else "up"
         layer.see(role, state, event, event.values.get("path") or path)
     states, findings = [], []
@@ -63,32 +56,22 @@ def _state(layer: _Layer, spec: EngineSpec) -> LayerState:
     up, down = _worst(layer.states["up"]), _worst(layer.states["down"])
     if not spec.split:
         down = "up_file" if up == "tuned" else up
-    return LayerState(
-        name=layer.name,
-        up=up,
-        down=down,
-        up_path=layer.paths.get(("up", up)),
-        down_path=layer.paths.get(("down", down)) if spec.split else layer.paths.get(("up", up)),
-    )
+    up_path = layer.paths.get(("up", up))
+    return LayerState(layer.name, up, down, up_path, layer.paths.get(("down", down)) if spec.split else up_path)
 
 
 def _worst(seen: dict[State, Event]) -> State:
-    for state in _WORST:
-        if state in seen:
-            return state
-    return "not_seen"
+    return next((state for state in _WORST if state in seen), "not_seen")
 
 
 def _disagreement(layer: _Layer, role: str, seen: dict[State, Event]) -> Finding:
     words = {"tuned": "reads its file", "fallback": "reads one of another Triton version", "default": "finds none"}
     what = " and ".join(f"one {words[state]} ({event.count} times)" for state, event in seen.items())
-    return Finding(
-        "warning",
-        "ranks_disagree",
+    message = (
         f"processes differ for the {role} projection of {layer.name or 'a layer'}: {what}. Do all nodes have the same "
-        "files, GPUs and Triton versions?",
-        tuple(Evidence(event.text, event.line) for event in seen.values()),
+        "files, GPUs and Triton versions?"
     )
+    return Finding("warning", "ranks_disagree", message, lines_of(seen.values()))
 
 
 def _name(path: str | None, engine: str) -> ConfigName | None:
@@ -98,7 +81,3 @@ def _name(path: str | None, engine: str) -> ConfigName | None:
         return ConfigName.parse(path.replace("\\", "/").rpartition("/")[2], engine)
     except InvalidInputError:
         return None
-
-
-def _named(layers: dict[str, _Layer]) -> bool:
-    return any(layer.name is not None for layer in layers.values())

@@ -10,13 +10,12 @@ from moeopt import engines
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.doctor import commands
-from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, State, by_severity
-from moeopt.doctor.events import event_findings, shape_findings
-from moeopt.doctor.flags import gpu_generation, misleading_flags
+from moeopt.doctor.diagnosis import Diagnosis, Finding, LayerState, State, lines_of
+from moeopt.doctor.events import event_findings, misleading_options, shape_findings
 from moeopt.doctor.layers import layers_of
-from moeopt.doctor.unread import evidence, ignored, no_config_line, not_read
+from moeopt.doctor.unread import Case, ignored, no_config_line, not_read
 from moeopt.engines import EngineSpec
-from moeopt.engines.log import TELLING, Backend, Event, LogFacts
+from moeopt.engines.log import TELLING, Event, LogFacts
 
 
 def engine_of(facts: LogFacts) -> str | None:
@@ -53,71 +52,48 @@ def judge_log(
     layers, findings = layers_of(facts, spec)
     names = [layer.name for layer in layers if layer.name is not None]
     backend = spec.log.backend(facts, bool(layers))
-    findings += [*event_findings(facts, spec), *shape_findings(facts, names, shape, gpu, engine)]
-    findings += misleading_flags(facts, spec, gpu_generation(facts, names, gpu))
+    findings += [*event_findings(facts, spec), *shape_findings(names, shape, gpu, spec)]
+    findings += misleading_options(facts, names, gpu, spec)
     if facts.starts > 1:
-        findings.append(
-            Finding("note", "starts", f"The log holds {facts.starts} server starts: the last, from line "
-                    f"{facts.start_line}, is judged.")
-        )  # fmt: skip
-    mode = spec.log.ignoring
+        message = f"The log holds {facts.starts} server starts: the last, from line {facts.start_line}, is judged."
+        findings.append(Finding("note", "starts", message))
+    case, mode = Case(facts, spec, backend, layers, findings), spec.log.ignoring
     if mode is not None and (facts.of("ignored") or facts.is_on(mode.setting)):
-        return ignored(facts, spec, mode, backend, layers, findings)
-    if not layers:
-        return no_config_line(facts, spec, backend, findings)
-    return _config_lines(facts, spec, backend, layers, findings, shape, model)
+        return ignored(case, mode)
+    return _config_lines(case, shape, model) if layers else no_config_line(case)
 
 
 def _no_log(facts: LogFacts) -> Diagnosis:
     titles = " or ".join(spec.title for spec in engines.every())
     lines = " or ".join(f"with {spec.log.opening} ({spec.title})" for spec in engines.every())
     message = f"No line {lines} was found: give the whole output of the server from its start, at log level info."
-    return Diagnosis(
-        "no_log",
-        f"Nothing in these {facts.lines:,} lines is of {titles} starting a server with an MoE model.",
-        None,
-        findings=(Finding("error", "no_log", message),),
-    )
+    verdict = f"Nothing in these {facts.lines:,} lines is of {titles} starting a server with an MoE model."
+    return Diagnosis("no_log", verdict, None, findings=(Finding("error", "no_log", message),))
 
 
-def _config_lines(
-    facts: LogFacts,
-    spec: EngineSpec,
-    backend: Backend | None,
-    layers: list[LayerState],
-    findings: list[Finding],
-    shape: MoEShape | None,
-    model: str | None,
-) -> Diagnosis:
+def _config_lines(case: Case, shape: MoEShape | None, model: str | None) -> Diagnosis:
     first: list[Finding] = []
+    facts, backend, layers = case.facts, case.backend, case.layers
     if backend is not None and backend.reads is False:
-        if not spec.log.mixes:
-            return not_read(facts, spec, backend, layers, findings)
-        first.append(Finding("note", "mixed", f"{backend.why}; the Triton kernel runs for some layers all the same.",
-                             evidence(facts, "mixed")))  # fmt: skip
+        if not case.spec.log.mixes:
+            return not_read(case, backend)
+        message = f"{backend.why}; the Triton kernel runs for some layers all the same."
+        first.append(Finding("note", "mixed", message, lines_of(facts.of("mixed"))))
     worst = "tuned"
     for layer in layers:
-        for roles, state in _states(layer, spec):
+        for roles, state in _states(layer, case.spec):
             finding = _layer_finding(facts, layer, roles, state)
             if finding is not None:
                 first.append(finding)
-                if _RANK.index(finding.code) < _RANK.index(worst):
-                    worst = finding.code
+                worst = min(worst, finding.code, key=_RANK.index)
     names = ", ".join(str(layer.name) if layer.name else "a layer" for layer in layers)
-    verdict = _VERDICTS[worst].format(engine=spec.title, names=names)
-    bad = next((layer for layer in layers if "tuned" not in (layer.up,)), layers[0])
+    verdict = _VERDICTS[worst].format(engine=case.spec.title, names=names)
     if worst == "down_reuses_up":
         bad = next(layer for layer in layers if layer.down == "up_file")
-    after = () if worst == "tuned" else commands.tune_commands(spec, facts, bad.name, shape, model)
-    return Diagnosis(
-        worst,
-        verdict,
-        spec.name,
-        backend.name if backend else None,
-        tuple(layers),
-        by_severity(first + findings),
-        after,
-    )
+    else:
+        bad = next((layer for layer in layers if layer.up != "tuned"), layers[0])
+    after = () if worst == "tuned" else commands.tune_commands(case.spec, facts, bad.name, shape, model)
+    return case.answer(worst, verdict, first, after)
 
 
 _RANK: Final = ("default", "fallback", "down_reuses_up", "tuned")
@@ -142,9 +118,10 @@ def _layer_finding(facts: LogFacts, layer: LayerState, roles: tuple[Role, ...], 
     if state not in ("default", "fallback", "up_file"):
         return None
     events = [e for e in facts.of(state) if any(_about(e, role, layer) for role in roles)]
-    shown = tuple(Evidence(e.text, e.line) for e in events[:4])
+    shown = lines_of(events)
     times = sum(e.count for e in events)
-    which = f"the {' and '.join(roles)} projection{'s' if len(roles) > 1 else ''}{_of(layer)}"
+    of = f" of E={layer.name.num_experts}, N={layer.name.intermediate_size}" if layer.name is not None else ""
+    which = f"the {' and '.join(roles)} projection{'s' if len(roles) > 1 else ''}{of}"
     if state == "default":
         path = layer.up_path if "up" in roles else layer.down_path
         where = f" It looked for {path}." if path else ""
@@ -162,16 +139,7 @@ def _layer_finding(facts: LogFacts, layer: LayerState, roles: tuple[Role, ...], 
 
 def _about(event: Event, role: Role, layer: LayerState) -> bool:
     path = event.values.get("asked") or event.values.get("path")
-    if path is None or layer.name is None:
-        return True
-    name = path.rpartition("/")[2]
-    wanted = str(layer.name.for_role(role))
-    return name == wanted
-
-
-def _of(layer: LayerState) -> str:
-    name = layer.name
-    return f" of E={name.num_experts}, N={name.intermediate_size}" if name is not None else ""
+    return path is None or layer.name is None or path.rpartition("/")[2] == str(layer.name.for_role(role))
 
 
 def asked_paths(facts: LogFacts) -> list[Path]:

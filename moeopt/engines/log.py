@@ -81,7 +81,7 @@ class LogLine:
     """A message that is looked for.
 
     Attributes:
-        kind: What it means: ``used``, ``fallback``, ``up_file``, ``default`` (of a config file; they name the
+        kind: What it means: ``tuned``, ``fallback``, ``up_file``, ``default`` (of a config file; they name the
             ``path`` that is read, the one ``asked`` for, or both), ``ignored`` (no file is looked for),
             ``block_m`` (up and down differ in BLOCK_SIZE_M), ``mixed`` (some layers run on Triton), ``backend``
             (names the ``backend`` that runs, perhaps the ``gpu``), ``version``, ``ready``, ``bad_directory``
@@ -98,7 +98,7 @@ class LogLine:
 
 
 # Kinds by which a log is known to be of the engine that writes them.
-TELLING: Final = ("used", "fallback", "up_file", "default", "ignored", "block_m", "mixed", "backend", "version")
+TELLING: Final = ("tuned", "fallback", "up_file", "default", "ignored", "block_m", "mixed", "backend", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,12 @@ class FlashInferTuning:
     """FlashInfer's kernels, which tune themselves when the server starts.
 
     Attributes:
-        option: The server's option that picks them.
+        setting: The server's setting that picks them.
         backends: Its values that are of FlashInfer, the one to advise first.
         off: The setting that turns the tuning off.
     """
 
-    option: str
+    setting: str
     backends: tuple[str, ...]
     off: str
 

@@ -133,7 +133,7 @@ def _triton_option(facts: LogFacts) -> str | None:
 
 _LOG: Final = ServerLog(
     lines=(
-        LogLine("used", "Using MoE kernel config", rf"Using MoE kernel config from (?P<path>{FILE})"),
+        LogLine("tuned", "Using MoE kernel config", rf"Using MoE kernel config from (?P<path>{FILE})"),
         LogLine(
             "fallback",
             "Fallback to triton",
@@ -217,7 +217,7 @@ _LOG: Final = ServerLog(
         message="Deterministic inference makes SGLang ignore every MoE config file, and run 64/64/32 at all batch "
         "sizes.",
     ),
-    flashinfer=FlashInferTuning("--moe-runner-backend", _FLASHINFER, "disable_flashinfer_autotune"),
+    flashinfer=FlashInferTuning("moe_runner_backend", _FLASHINFER, "disable_flashinfer_autotune"),
     misleading=(
         MisleadingOption(
             code="allreduce_fusion",

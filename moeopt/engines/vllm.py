@@ -97,7 +97,7 @@ def _triton_option(facts: LogFacts) -> str | None:
 
 _LOG: Final = ServerLog(
     lines=(
-        LogLine("used", "for MoE layer", rf"Using configuration from (?P<path>{FILE}) for MoE layer"),
+        LogLine("tuned", "for MoE layer", rf"Using configuration from (?P<path>{FILE}) for MoE layer"),
         LogLine(
             "default",
             "Using default MoE config",

@@ -36,7 +36,7 @@ def kinds(facts: LogFacts) -> list[tuple[str, int, int]]:
 
 def test_messages_are_counted_with_their_first_line() -> None:
     facts = read(f"a\n[TP0] {USED}\nb\n[TP1] {USED}\n[TP0] {FALLBACK}\n")
-    assert kinds(facts) == [("used", 2, 2), ("fallback", 5, 1)]
+    assert kinds(facts) == [("tuned", 2, 2), ("fallback", 5, 1)]
     assert facts.lines == 5
     assert facts.events[0].values["path"] == PATH
     assert facts.events[1].values == {
@@ -47,7 +47,7 @@ def test_messages_are_counted_with_their_first_line() -> None:
 
 
 def test_two_ranks_in_one_line() -> None:
-    assert kinds(read(f"[TP0] {USED}[TP1] {DEFAULT}\n")) == [("used", 1, 1), ("default", 1, 1)]
+    assert kinds(read(f"[TP0] {USED}[TP1] {DEFAULT}\n")) == [("tuned", 1, 1), ("default", 1, 1)]
 
 
 def test_prefixes_and_colours_do_not_matter() -> None:
@@ -80,7 +80,7 @@ def test_only_the_last_start_counts() -> None:
     facts = read(f"server_args={{'model_path': '/a'}}\n{DEFAULT}\nserver_args={{'model_path': '/b'}}\n{USED}\n")
     assert (facts.starts, facts.start_line) == (2, 3)
     assert facts.setting("model_path") == "/b"
-    assert [e.kind for e in facts.events] == ["used"]
+    assert [e.kind for e in facts.events] == ["tuned"]
 
 
 def test_warnings_before_the_start_line_belong_to_it() -> None:
@@ -92,19 +92,19 @@ def test_utf16_as_some_shells_redirect() -> None:
     text = f"x\n{USED}\n"
     for codec in ("utf-16", "utf-16-le"):
         raw = text.encode(codec) if codec == "utf-16" else b"\xff\xfe" + text.encode(codec)
-        assert kinds(read(raw)) == [("used", 2, 1)]
+        assert kinds(read(raw)) == [("tuned", 2, 1)]
 
 
 def test_broken_bytes_around_a_message() -> None:
     assert kinds(read(b"\xff\xfe\xfa\n".replace(b"\xff\xfe", b"\x80") + USED.encode() + b"\xc3\x28\n")) == [
-        ("used", 2, 1)
+        ("tuned", 2, 1)
     ]
 
 
 def test_lines_longer_than_a_block() -> None:
     filler = "x" * 3_000_000
     facts = read(f"{filler}\n{filler}{USED}{filler}\n{DEFAULT}\n")
-    assert [(e.kind, e.line) for e in facts.events] == [("used", 2), ("default", 3)]
+    assert [(e.kind, e.line) for e in facts.events] == [("tuned", 2), ("default", 3)]
     assert all(len(e.text) < 1000 for e in facts.events)
 
 
@@ -175,7 +175,7 @@ def test_random_bytes_in_bulk() -> None:
 
 
 MESSAGES = [
-    ("sglang", "used", USED),
+    ("sglang", "tuned", USED),
     ("sglang", "fallback", FALLBACK),
     ("sglang", "up_file", f"Down MoE config file not found at {PATH}; reusing the tuned up-projection config"),
     ("sglang", "default", DEFAULT),
@@ -191,7 +191,7 @@ MESSAGES = [
     ("", "autotune_begun", "Running FlashInfer autotune with cache: /c"),
     ("sglang", "allreduce_flag", "--enable-flashinfer-allreduce-fusion is deprecated."),
     ("sglang", "sum_allreduce_flag", "+ sglang serve --enable-fused-moe-sum-all-reduce"),
-    ("vllm", "used", "Using configuration from /c/E=1,N=2,device_name=X.json for MoE layer."),
+    ("vllm", "tuned", "Using configuration from /c/E=1,N=2,device_name=X.json for MoE layer."),
     (
         "vllm",
         "default",

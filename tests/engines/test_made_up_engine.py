@@ -115,7 +115,7 @@ QUARK = EngineSpec(
     server=Server("quark {model}", "--gpus", triton=lambda shape: "--kernels triton"),
     log=ServerLog(
         lines=(
-            LogLine("used", "table ", r"table (?P<path>[^\n]+?\.json) read"),
+            LogLine("tuned", "table ", r"table (?P<path>[^\n]+?\.json) read"),
             LogLine("default", "no table", r"no table (?P<asked>[^\n]+?\.json)"),
             LogLine("fallback", "old table", r"old table (?P<path>[^\n]+?\.json) \((?P<version>[\d.]+)\) for "
                     r"(?P<asked>[^\n]+?\.json)"),
