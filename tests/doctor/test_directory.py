@@ -100,7 +100,7 @@ def test_vllm(tmp_path: Path) -> None:
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="nothing to look at"):
         diagnose()
-    with pytest.raises(InvalidInputError, match="no directory"):
+    with pytest.raises(InvalidInputError, match="not a directory"):
         diagnose(config_dir=tmp_path / "none")
     (tmp_path / "configs").mkdir()
     with pytest.raises(InvalidInputError, match="--gpu"):

@@ -126,9 +126,9 @@ def test_roots_and_whose_they_are(tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     write(flat, "vllm")
     assert guess_engine(flat) == "vllm"
-    with pytest.raises(InvalidInputError, match="no directory"):
+    with pytest.raises(InvalidInputError, match="not a directory"):
         guess_engine(tmp_path / "nothing")
-    with pytest.raises(InvalidInputError, match="no directory"):
+    with pytest.raises(InvalidInputError, match="not a directory"):
         look(tmp_path / "nothing")
 
 
@@ -152,7 +152,7 @@ def test_down_runs_with_ups_block_size_m(tmp_path: Path) -> None:
 
 
 def test_import_says_what_is_near_or_broken(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="no directory"):
+    with pytest.raises(InvalidInputError, match="not a directory"):
         import_configs("sglang", tmp_path / "none", SHAPE, GPU, "3.6.0")
     (tmp_path / "configs").mkdir()
     with pytest.raises(InvalidInputError, match="has no file for this shape"):

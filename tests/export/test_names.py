@@ -151,8 +151,8 @@ def test_what_is_parsed_is_built_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "engine", "words"),
     [
-        ("config.json", None, "no config file name"),
-        ("E=8,N=14336,device_name=NVIDIA_A100", None, "no config file name"),
+        ("config.json", None, "not a config file name"),
+        ("E=8,N=14336,device_name=NVIDIA_A100", None, "not a config file name"),
         ("E=8,N=14336,device_name=NVIDIA A100.json", "sglang", "writes it"),
         ("E=8,N=14336,device_name=NVIDIA_H200_NVL.json", "vllm", "NVIDIA_H200"),
         ("E=08,N=14336,device_name=NVIDIA_A100.json", None, "writes it"),
