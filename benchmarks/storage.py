@@ -35,8 +35,8 @@ from moeopt.distributed.board import job_board  # noqa: E402
 from moeopt.distributed.shared import SharedDevice  # noqa: E402
 from moeopt.recordings.device import RecordedDevice  # noqa: E402
 from moeopt.recordings.format import Recording  # noqa: E402
+from moeopt.storage.backend import frozen_trial  # noqa: E402
 from moeopt.storage.codec import TrialContext, encode  # noqa: E402
-from moeopt.storage.journal import _frozen  # noqa: E402
 from moeopt.storage.store import StudyKey, StudyStore  # noqa: E402
 from tests.storage.mariadb import MariaServer  # noqa: E402
 from tests.storage.server import PostgresServer  # noqa: E402
@@ -100,7 +100,7 @@ def through_optuna(url: str, count: int) -> tuple[float, float]:
         with timed() as cost:
             for number, m in enumerate(given):
                 now = datetime.now()
-                studies[m.job.cell].add_trial(_frozen(encode(m, "bench", number, context, now, now)))
+                studies[m.job.cell].add_trial(frozen_trial(encode(m, "bench", number, context, now, now)))
     wall, cpu = cost()
     return wall / count, cpu / count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -49,6 +50,8 @@ class TuneResult(Outcome):
     def study(self, role: Role | Literal["joint"], batch_size: int) -> optuna.Study:
         """The Optuna study of one (role, batch size): Optuna's own functions work on it.
 
+        Its connection to the database is closed with it: when nothing refers to it any more, or at exit.
+
         Raises:
             InvalidInputError: The result has no study database, or the cell was not tuned.
         """
@@ -57,7 +60,14 @@ class TuneResult(Outcome):
         if self.storage is None or self.key is None:
             raise InvalidInputError("this result has no study database: tune with a storage to keep one")
         self.best(batch_size)
-        return StudyStore(self.storage, create=False).optuna_study(self.key, Cell(role, batch_size))
+        store = StudyStore(self.storage, create=False)
+        try:
+            study = store.optuna_study(self.key, Cell(role, batch_size))
+        except BaseException:
+            store.close()
+            raise
+        weakref.finalize(study, store.close)
+        return study
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes a self-contained HTML page with plots.

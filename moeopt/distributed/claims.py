@@ -34,13 +34,13 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.exc import IntegrityError
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import StorageError
 from moeopt.storage.codec import PACKED, StoredTrial, TrialContext, decode, encode, unpack
 from moeopt.storage.rdb import RdbBackend
+from moeopt.storage.retry import CONFLICT_S, ConflictError, retrying
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -111,7 +111,7 @@ class JobBoard:
         try:
             with backend.begin() as connection:
                 _metadata.create_all(connection)
-        except (StorageError, IntegrityError):
+        except StorageError:
             # Another process made it at the same moment: then it is there now.
             with backend.begin() as connection:
                 connection.execute(select(_JOBS.c.job_id).limit(1))
@@ -127,30 +127,29 @@ class JobBoard:
         Returns:
             The row of each job.
         """
+        return retrying(CONFLICT_S, ConflictError)(self._post, jobs, run, first_seq)
+
+    def _post(self, jobs: Sequence[Job], run: str, first_seq: int) -> dict[int, Job]:
         wanted = {(self._ids[job.cell], config_text(job.config)): job for job in jobs}
-        while True:
-            try:
-                with self._backend.begin() as connection:
-                    found = self._rows(connection, wanted)
-                    until = self._now(connection) + self.lease_s
-                    new = [
-                        {
-                            "study_id": study_id,
-                            "config": config,
-                            "run": run,
-                            "seq": first_seq + number,
-                            "state": _WAITING,
-                            "wanted_until": until,
-                        }
-                        for number, (study_id, config) in enumerate(wanted)
-                        if (study_id, config) not in found
-                    ]
-                    if new:
-                        connection.execute(insert(_JOBS), new)
-                        found = self._rows(connection, wanted)
-                    return {job_id: wanted[where] for where, job_id in found.items()}
-            except IntegrityError:
-                continue  # another tune posted one of them at the same moment
+        with self._backend.begin() as connection:
+            found = self._rows(connection, wanted)
+            until = self._now(connection) + self.lease_s
+            new = [
+                {
+                    "study_id": study_id,
+                    "config": config,
+                    "run": run,
+                    "seq": first_seq + number,
+                    "state": _WAITING,
+                    "wanted_until": until,
+                }
+                for number, (study_id, config) in enumerate(wanted)
+                if (study_id, config) not in found
+            ]
+            if new:
+                connection.execute(insert(_JOBS), new)
+                found = self._rows(connection, wanted)
+            return {job_id: wanted[where] for where, job_id in found.items()}
 
     def _rows(self, connection: Connection, wanted: Mapping[tuple[int, str], Job]) -> dict[tuple[int, str], int]:
         query = select(_JOBS.c.study_id, _JOBS.c.config, _JOBS.c.job_id).where(

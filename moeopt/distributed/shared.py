@@ -8,46 +8,22 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Final
+
+from tenacity import Retrying
 
 from moeopt.core.trial import Cell, Job, Measurement, Race, never_stop
 from moeopt.distributed.claims import Claim, JobBoard
 from moeopt.errors import StorageError
 from moeopt.measure.base import Device, WrappedDevice
-from moeopt.storage.backend import TransientError
 from moeopt.storage.codec import TrialContext
+from moeopt.storage.retry import TransientError, retrying
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 _POLL_S: Final = (0.01, 0.25)
 _STORE_EVERY_S: Final = 0.3
 _CHUNK: Final = 16
-
-
-class RetryPolicy:
-    """Calls that are tried again, with growing delays, while the database is away."""
-
-    def __init__(self, give_up_s: float) -> None:
-        self._give_up_s = give_up_s
-
-    def call(self, what: Callable[[], _T]) -> _T:
-        """The result of a call.
-
-        Raises:
-            StorageError: The database did not come back in time.
-        """
-        start, delay = time.monotonic(), 0.1
-        while True:
-            try:
-                return what()
-            except TransientError as error:
-                if time.monotonic() - start > self._give_up_s:
-                    raise StorageError(f"the database went away and did not come back: {error}") from None
-                if delay == 0.1:
-                    _log.warning("%s; trying again", error)
-            time.sleep(delay)
-            delay = min(2 * delay, 5.0)
 
 
 class Heartbeat:
@@ -64,7 +40,7 @@ class Heartbeat:
         while not self._end.wait(self._board.lease_s / 3):
             try:
                 self._board.renew(self.wanted)
-            except (TransientError, StorageError) as error:
+            except StorageError as error:
                 _log.debug("heartbeat: %s", error)
 
     def close(self) -> None:
@@ -76,7 +52,7 @@ class ClaimedJobs:
     """Times claimed jobs on a device and stores what comes, in batches."""
 
     def __init__(
-        self, board: JobBoard, device: Device, context: Callable[[Cell], TrialContext], retry: RetryPolicy
+        self, board: JobBoard, device: Device, context: Callable[[Cell], TrialContext], retry: Retrying
     ) -> None:
         self._board = board
         self._device = device
@@ -100,7 +76,7 @@ class ClaimedJobs:
         Returns:
             How many were timed; 0 where none waits.
         """
-        claims = self._retry.call(lambda: self._board.claim(_CHUNK))
+        claims = self._retry(self._board.claim, _CHUNK)
         if not claims:
             return 0
         by_job = {claim.job: claim for claim in claims}
@@ -114,7 +90,7 @@ class ClaimedJobs:
                     with suppress(TransientError):
                         self._store()
                     stored_at = time.monotonic()
-        self._retry.call(self._store)
+        self._retry(self._store)
         return len(claims)
 
     def _store(self) -> None:
@@ -153,7 +129,7 @@ class SharedDevice(WrappedDevice):
         self._run = run
         self._seq = first_seq
         self._stored = stored
-        self._retry = RetryPolicy(give_up_s)
+        self._retry = retrying(give_up_s)
         self._jobs = ClaimedJobs(board, device, context, self._retry)
         self._heartbeat = Heartbeat(board)
 
@@ -165,14 +141,14 @@ class SharedDevice(WrappedDevice):
         """
         if not jobs:
             return
-        outstanding = self._retry.call(lambda: self._board.post(jobs, self._run, self._seq))
+        outstanding = self._retry(self._board.post, jobs, self._run, self._seq)
         self._seq += len(jobs)
         self._heartbeat.wanted = tuple(outstanding)
         delay = _POLL_S[0]
         try:
             while outstanding:
                 timed = self._jobs.run_some(race)
-                results = self._retry.call(lambda: self._board.results(outstanding))
+                results = self._retry(self._board.results, outstanding)
                 for job_id, trial in sorted(results.items()):
                     del outstanding[job_id]
                     self._stored(trial.measurement.job)
@@ -194,5 +170,5 @@ class SharedDevice(WrappedDevice):
         self._heartbeat.close()
         try:
             self._board.release()
-        except (TransientError, StorageError) as error:
+        except StorageError as error:
             _log.debug("release: %s", error)

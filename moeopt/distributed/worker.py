@@ -10,12 +10,12 @@ from typing import Final
 from moeopt.core.trial import Cell
 from moeopt.distributed.board import job_board
 from moeopt.distributed.claims import LEASE_S, JobBoard
-from moeopt.distributed.shared import ClaimedJobs, Heartbeat, RetryPolicy
+from moeopt.distributed.shared import ClaimedJobs, Heartbeat
 from moeopt.errors import StorageError
 from moeopt.measure.base import Device
-from moeopt.storage.backend import TransientError
 from moeopt.storage.codec import TrialContext
 from moeopt.storage.key import StudyKey
+from moeopt.storage.retry import retrying
 from moeopt.storage.store import StudyStore
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Worker:
         """
         self._store = store
         self._device = device
-        self._retry = RetryPolicy(give_up_s)
+        self._retry = retrying(give_up_s)
         self._keys = tuple(StudyKey.of(device, mode) for mode in ("split", "joint"))
         self._board: JobBoard = job_board(store, self._keys[0], lease_s=lease_s)
         self._context: dict[Cell, TrialContext] = {}
@@ -85,7 +85,7 @@ class Worker:
             while True:
                 now = time.monotonic()
                 if now - looked_at > _LOOK_AGAIN_S:
-                    self._retry.call(self._look)
+                    self._retry(self._look)
                     looked_at = now
                 done = jobs.run_some()
                 self.timed += done
@@ -101,7 +101,7 @@ class Worker:
             heartbeat.close()
             try:
                 self._board.release()
-            except (TransientError, StorageError) as error:
+            except StorageError as error:
                 _log.debug("release: %s", error)
 
     def _look(self) -> None:

@@ -6,18 +6,17 @@ import errno
 import logging
 import os
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any, Final
 
 from moeopt.errors import StorageError
-from moeopt.storage.backend import Backend, TransientError
+from moeopt.storage.backend import Backend
+from moeopt.storage.retry import CONFLICT_S, ConflictError, TransientError, retrying
 from moeopt.storage.url import StorageUrl
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _SQLITE_TIMEOUT_S: Final = 30.0
 _CONNECT_TIMEOUT_S: Final = 10
-_CREATE_ATTEMPTS: Final = 8
 
 
 def open_backend(url: StorageUrl, *, create: bool) -> Backend:
@@ -119,21 +118,20 @@ def _open_rdb(url: StorageUrl) -> Backend:
             # rows, and each other out.
             "isolation_level": "READ COMMITTED",
         }
-    for attempt in range(_CREATE_ATTEMPTS):
+
+    def connect() -> RDBStorage:
         try:
-            storage = RDBStorage(url.url, engine_kwargs=engine)
-            break
+            return RDBStorage(url.url, engine_kwargs=engine)
         except ImportError:
             raise StorageError(f"no driver for {url.display} is installed: pip install '{url.extra}'") from None
-        except (IntegrityError, ProgrammingError) as error:
-            # Another process makes the tables at the same moment.
-            if attempt == _CREATE_ATTEMPTS - 1:
-                raise translate(error, url) from None
-            time.sleep(0.2 * (attempt + 1))
+        except (IntegrityError, ProgrammingError) as error:  # another process makes the tables at the same moment
+            raise ConflictError(str(translate(error, url))) from None
         except SQLAlchemyError as error:
             raise translate(error, url) from None
         except RuntimeError as error:  # Optuna's word for another schema
             raise StorageError(f"{url.display}: {_schema_line(str(error))}") from None
+
+    storage = retrying(CONFLICT_S, ConflictError)(connect)
     if url.kind == "sqlite":
         event.listen(storage.engine, "connect", _on_sqlite_connect)
         storage.engine.dispose()

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from tenacity import RetryCallState
+
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import StorageError
-from moeopt.storage.backend import Backend, TransientError
+from moeopt.storage.backend import Backend
 from moeopt.storage.codec import TrialContext, TrialRow, encode
+from moeopt.storage.retry import LAST_DELAY_S, TransientError, retrying, saying
 
 _log = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.4  # at most so much is lost when the process is killed
 _BATCH: Final = 500
-_FIRST_DELAY_S: Final = 0.1
-_LAST_DELAY_S: Final = 5.0
 
 
 class TrialWriter:
@@ -152,53 +154,59 @@ class TrialWriter:
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
-            self._thread.join(timeout=_LAST_DELAY_S)
+            self._thread.join(timeout=LAST_DELAY_S)
 
     def _run(self) -> None:
         try:
             self._work()
+        except TransientError as error:  # closed while the database was away: flush has said so
+            _log.debug("%s", error)
+        except StorageError as error:
+            self._lost = error
         finally:
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
 
     def _work(self) -> None:
-        delay = 0.0
         while True:
             with self._changed:
-                if delay:
-                    self._changed.wait_for(lambda: self._closing or self._retry_now, timeout=delay)
-                    self._retry_now = False
-                else:
-                    self._changed.wait_for(self._is_urgent, timeout=_INTERVAL_S)
-                batch = list(islice(self._queue, _BATCH))
-                attrs = list(self._attrs)
-                if self._closing and (delay or not (batch or attrs)):
+                self._changed.wait_for(self._is_urgent, timeout=_INTERVAL_S)
+                batch, attrs = list(islice(self._queue, _BATCH)), list(self._attrs)
+                if self._closing and not batch and not attrs:
                     return
-            if not batch and not attrs:
-                continue
-            try:
+            if batch or attrs:
+                self._store(_merged(attrs), [self._row(*item) for item in batch])
+                with self._changed:
+                    self._stored += len(batch)
+                    del self._attrs[: len(attrs)]
+                    for _ in batch:
+                        self._queue.popleft()
+                    self._changed.notify_all()
+
+    def _store(self, attrs: Mapping[int, Mapping[str, Any]], rows: Sequence[tuple[int, TrialRow]]) -> None:
+        """Stores until it succeeds, or until the writer is closed."""
+        patiently = retrying(math.inf).copy(
+            stop=lambda state: self._closing, sleep=self._pause, before_sleep=self._note_away
+        )
+        for attempt in patiently:
+            with attempt:
                 if attrs:
-                    self._backend.set_attrs(_merged(attrs))
-                self._backend.add_trials([self._row(*item) for item in batch], retry=delay > 0)
-            except TransientError as error:
-                delay = min(max(_FIRST_DELAY_S, 2 * delay), _LAST_DELAY_S)
-                if self._away is None:
-                    _log.warning("%s; measurements are held, trying again", error)
-                self._away = str(error)
-                continue
-            except StorageError as error:
-                self._lost = error
-                return
-            if self._away is not None:
-                _log.warning("the database is back: held measurements are being stored")
-            with self._changed:
-                self._away, delay = None, 0.0
-                self._stored += len(batch)
-                del self._attrs[: len(attrs)]
-                for _ in batch:
-                    self._queue.popleft()
-                self._changed.notify_all()
+                    self._backend.set_attrs(attrs)
+                if rows:
+                    self._backend.add_trials(rows, retry=attempt.retry_state.attempt_number > 1)
+        if self._away is not None:
+            _log.warning("the database is back: held measurements are being stored")
+            self._away = None
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._retry_now, timeout=seconds)
+            self._retry_now = False
+
+    def _note_away(self, state: RetryCallState) -> None:
+        saying("measurements are held, trying again")(state)
+        self._away = str(state.outcome.exception()) if state.outcome is not None else None
 
     def _is_urgent(self) -> bool:
         return self._closing or len(self._queue) >= _BATCH or (self._flushing and bool(self._queue or self._attrs))

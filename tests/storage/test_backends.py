@@ -11,7 +11,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.storages._rdb import models
 from sqlalchemy import select, update
 
 from moeopt.core.space import SearchSpace
@@ -21,6 +20,7 @@ from moeopt.report.dashboard import annotate, serve
 from moeopt.storage.facts import Baseline, CellFacts, Run
 from moeopt.storage.rdb import RdbBackend
 from moeopt.storage.store import StudyKey, StudyStore
+from moeopt.storage.tables import HEARTBEATS
 
 from .conftest import CELLS, SERVERS
 
@@ -168,10 +168,11 @@ def test_a_living_heartbeat_is_left_and_a_silent_one_swept(url: str, key: StudyK
             backend.storage.heartbeat_interval = 10
             backend.storage.record_heartbeat(trial_id)
         with backend.begin() as connection:
-            beats = models.TrialHeartbeatModel.__table__
-            beat = connection.execute(select(beats.c.heartbeat).where(beats.c.trial_id == silent)).scalar_one()
+            beat = connection.execute(
+                select(HEARTBEATS.c.heartbeat).where(HEARTBEATS.c.trial_id == silent)
+            ).scalar_one()
             connection.execute(
-                update(beats).where(beats.c.trial_id == silent).values(heartbeat=beat - timedelta(seconds=70))
+                update(HEARTBEATS).where(HEARTBEATS.c.trial_id == silent).values(heartbeat=beat - timedelta(seconds=70))
             )
         store.load(key, [cell])
         states = {t._trial_id: t.state.name for t in store.optuna_study(key, cell).trials}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -193,6 +194,21 @@ def test_tune_and_load(tiny_recording: Write, tmp_path: Path) -> None:
     assert len(study.trials) >= 6
     with pytest.raises(InvalidInputError, match="was not tuned"):
         result.study("up", 17)
+
+
+def test_a_results_study_closes_its_database(tiny_recording: Write, tmp_path: Path) -> None:
+    def opened() -> list[str]:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return [name for name in (str(link.readlink()) for link in links) if str(tmp_path / "s.db") in name]
+
+    result = moeopt.tune(gpu=f"recorded:{tiny_recording()}", trials=2, storage=str(tmp_path / "s.db"), progress=False)
+    assert opened() == []
+    study = result.study("up", 16)
+    assert len(study.trials) == 2
+    assert opened()
+    del study
+    gc.collect()
+    assert opened() == []
 
 
 def test_the_shape_of_a_recording_must_be_the_one_asked_for(tiny_recording: Write, tmp_path: Path) -> None:
