@@ -195,15 +195,13 @@ class CompilePool:
                 return task.future
             self.counts.asked += 1
             number = next(self._order)
-            task = _Task(
-                config, role, batch_size, specialisation, Future(), priority,
-                self.log_dir / f"{os.getpid()}-{id(self) & 0xFFFFFF:x}-{number}.log",
-            )  # fmt: skip
+            log_path = self.log_dir / f"{os.getpid()}-{id(self) & 0xFFFFFF:x}-{number}.log"
+            task = _Task(config, role, batch_size, specialisation, Future(), priority, log_path)
             self._known[task.key] = task
             failure = self._memo.get(self._memo_key(task))
             if failure is not None:
                 self.counts.remembered += 1
-                task.future.set_result(Compiled(config, role, specialisation, failure=failure, remembered=True))
+                task.future.set_result(Compiled(*task.key, failure=failure, remembered=True))
                 return task.future
             heapq.heappush(self._queue, (priority, number, task))
             self._start_thread()
@@ -215,13 +213,6 @@ class CompilePool:
         with self._lock:
             self._start_thread()
         self._events.put("start")
-
-    def cancel_pending(self) -> int:
-        """Drops what has not begun, and says how much it was."""
-        with self._lock:
-            tasks = {id(task): task for _, _, task in self._queue}
-            self._queue.clear()
-        return sum(task.future.cancel() for task in tasks.values())
 
     def close(self) -> None:
         """Ends all processes; what was not finished is cancelled. May be called more than once."""
@@ -292,9 +283,7 @@ class CompilePool:
                 if task is None:
                     return
                 slot.task = task
-                self._send(
-                    slot, worker.compile_one, task.role, task.batch_size, task.config, str(task.log_path)
-                )  # fmt: skip
+                self._send(slot, worker.compile_one, task.role, task.batch_size, task.config, str(task.log_path))
 
     def _next(self) -> _Task | None:
         with self._lock:
@@ -363,9 +352,7 @@ class CompilePool:
         sign = _signal_of(error)
         if sign == "SIGKILL" and not task.killed:
             # Nobody here sent it: the kernel ran out of memory and picked this process, which may not be at fault.
-            log.warning(
-                "a compile process was killed, most likely for lack of memory: %s is tried once more", task.config
-            )
+            log.warning("a compile process was killed, probably for lack of memory: %s is tried once more", task.config)
             task.killed, task.begun = True, False
             with self._lock:
                 heapq.heappush(self._queue, (task.priority, next(self._order), task))
@@ -381,16 +368,13 @@ class CompilePool:
             self.counts.failed += 1
             if remember:
                 self._memo.add(self._memo_key(task), result)
-            compiled = Compiled(task.config, task.role, task.specialisation, failure=result)
+            compiled = Compiled(*task.key, failure=result)
         else:
             self.counts.compiled += 1
             resources = result.resources
             if resources.compile_s > 0:
                 self.counts.seconds.append(resources.compile_s)
-            compiled = Compiled(
-                task.config, task.role, task.specialisation, resources, tensor_core=result.tensor_core,
-                files=result.files,
-            )  # fmt: skip
+            compiled = Compiled(*task.key, resources, tensor_core=result.tensor_core, files=result.files)
         if not task.future.done():  # or the pool broke meanwhile
             task.future.set_result(compiled)
 

@@ -199,7 +199,7 @@ def test_what_has_not_begun_can_be_dropped(make, tmp_path: Path) -> None:
     futures = [it.submit(config(number=n), "up", 64) for n in range(10)]
     while not calls(tmp_path):
         time.sleep(0.01)
-    assert it.cancel_pending() >= 8
+    assert sum(future.cancel() for future in futures) >= 8
     assert futures[0].result(60).failure is None
     with pytest.raises(CancelledError):
         futures[9].result(60)
