@@ -86,21 +86,9 @@ def export(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write what was written as JSON.")] = None,
 ) -> None:
     """Write or merge the engines' config files from a study database."""
-    name, colon, directory = target.partition(":")
-    engine = engines.get(name).name
-    if install and colon:
-        raise InvalidInputError(f"{target!r} names a directory and --install finds one: give one of them")
-    if not install and not directory:
-        raise InvalidInputError(f"{target!r} names no directory: give {engine}:DIR, or --install")
-    if engine_dir is not None and not install:
-        raise InvalidInputError("--engine-dir goes with --install")
-    if ladder not in (None, "auto"):
-        raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or omit it")
-    if gpu is not None and ladder is None:
-        raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
+    engine, directory = _target(target, install)
+    _check_options(install, engine_dir, ladder, gpu, routing)
     check_file(json_path)
-    if routing is not None and gpu is None:
-        raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
     given = dataclasses.replace(given, engine=engine)
     shape = given.resolve()[0] if given.given() else None
     result = load(storage, shape, mode=mode, key=key)
@@ -113,24 +101,7 @@ def export(
     if ladder:
         found, how = _ladder(result, storage, gpu, routing, engine, up, down)
         rungs = found.rungs
-        for rung in rungs:
-            console.print(
-                f"added batch size {rung.batch_size} with the configs of {rung.copied_from}: at M={rung.worst_at} the "
-                f"nearest key's are {100 * rung.gain:.1f} % slower",
-                markup=False,
-            )
-        if rungs:
-            console.print(f"these times are {how}", markup=False)
-        if not rungs and not found.unknown:
-            console.print(
-                f"no batch size to add: the nearest key is within 2 % at every midpoint ({how})", markup=False
-            )
-        if found.unknown:
-            measure = "" if gpu else ": give --gpu to measure there"
-            console.print(
-                f"nothing is known of {len(found.unknown)} midpoints (M={', '.join(map(str, found.unknown))}){measure}",
-                markup=False,
-            )
+        _say_ladder(console, found, how, measured=gpu is not None)
         up, down = with_rungs(up, down, rungs)
     server_gpu, server_triton = full_gpu_name(gpu_name or result.gpu), triton or result.info.triton
     said = ""
@@ -173,6 +144,49 @@ def export(
             "start": start,
         }
         write_file(json_path, json.dumps(answer, indent=1) + "\n")
+
+
+def _target(target: str, install: bool) -> tuple[str, str]:
+    """The engine, and the directory: empty with --install, which finds one."""
+    name, colon, directory = target.partition(":")
+    engine = engines.get(name).name
+    if install and colon:
+        raise InvalidInputError(f"{target!r} names a directory and --install finds one: give one of them")
+    if not install and not directory:
+        raise InvalidInputError(f"{target!r} names no directory: give {engine}:DIR, or --install")
+    return engine, directory
+
+
+def _check_options(
+    install: bool, engine_dir: Path | None, ladder: str | None, gpu: str | None, routing: str | None
+) -> None:
+    if engine_dir is not None and not install:
+        raise InvalidInputError("--engine-dir goes with --install")
+    if ladder not in (None, "auto"):
+        raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or omit it")
+    if gpu is not None and ladder is None:
+        raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
+    if routing is not None and gpu is None:
+        raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
+
+
+def _say_ladder(console: Console, found: Ladder, how: str, *, measured: bool) -> None:
+    for rung in found.rungs:
+        console.print(
+            f"added batch size {rung.batch_size} with the configs of {rung.copied_from}: at M={rung.worst_at} the "
+            f"nearest key's are {100 * rung.gain:.1f} % slower",
+            markup=False,
+        )
+    if found.rungs:
+        console.print(f"these times are {how}", markup=False)
+    elif not found.unknown:
+        console.print(f"no batch size to add: the nearest key is within 2 % at every midpoint ({how})", markup=False)
+    if found.unknown:
+        measure = "" if measured else ": give --gpu to measure there"
+        console.print(
+            f"nothing is known of {len(found.unknown)} midpoints (M={', '.join(map(str, found.unknown))}){measure}",
+            markup=False,
+        )
 
 
 def _ladder(
