@@ -4,7 +4,7 @@ They are what users have on their disks: later code has to open, resume and writ
 are never made again with later code. To add one::
 
     git worktree add --detach /tmp/base 6261dc7
-    PYTHONPATH=/tmp/base python -P tests/compat/make.py OUT [NAME ...]
+    PYTHONPATH=/tmp/base python tests/compat/make.py OUT [NAME ...]
 
 and copy it from OUT. Every NAME is a function of this module; a server's dump needs PostgreSQL's programs.
 """
@@ -12,6 +12,7 @@ and copy it from OUT. Every NAME is a function of this module; a server's dump n
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import json
 import math
@@ -32,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from interface import command_table, signature
 from moeopt.compile.memo import FailureMemo
 from moeopt.compile.survey import Survey
 from moeopt.contribute import bundle_recording
@@ -46,9 +48,11 @@ from moeopt.study import StudyKey, StudyStore
 from moeopt.tuner import Tuner
 
 import moeopt
+from moeopt.cli import build_app
 from moeopt.compile.pool import CompilePool
 from moeopt.costmodel import Correction, load_correction, pack_correction
 from moeopt.kernels import get_kernel
+from moeopt.kernels.routing import Routing
 from moeopt.measure.base import Cell, Failure, Job, Measurement, Race, Resources, never_stop
 from moeopt.measure.roofline import Rates, RateStore, rate_key
 
@@ -426,7 +430,6 @@ def notes(out: Path) -> None:
 
 def server(out: Path) -> None:
     """A server's database after a tune was killed that shared its jobs: some wait, some are claimed, some done."""
-    sys.path.append(str(Path(__file__).parents[2]))
     from tests.storage.server import PostgresServer
 
     postgres = PostgresServer()
@@ -570,9 +573,85 @@ def arrays(out: Path) -> None:
     np.savez_compressed(out / "trees.npz", features=features, group=group, said=said, **pack_correction(trees))
 
 
+def routings(out: Path) -> None:
+    """Keys of routings, that of a file among them, and what a seed draws."""
+    rng = np.random.default_rng(1)
+    np.save(out / "routing.npy", np.argsort(rng.random((40, 8)), axis=1)[:, :2].astype(np.int32))
+    texts = ("uniform", "zipf:1.2", "zipf:1.20", "zipf:0", "dirichlet:.5", f"file:{out / 'routing.npy'}")
+    drawn = {name: Routing.parse("uniform").draw(shape, 16, 3, 5).tobytes() for name, shape in SHAPES.items()}
+    _write_json(
+        out / "routings.json",
+        {
+            "keys": {text.replace(f"{out}/", ""): Routing.parse(text).key for text in texts},
+            "drawn": {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()},
+        },
+    )
+
+
+def doctor(out: Path) -> None:
+    """What `moeopt doctor` says of logs and of a folder."""
+    found = []
+    shape = ["--experts", "8", "--top-k", "2", "--hidden", "256", "--intermediate", "128", "--dtype", "bf16"]
+    folder = ["--config-dir", "finished-files/sglang", *shape]
+    logs = sorted((Path(__file__).parents[1] / "data/logs").glob("*.log"))
+    for log in logs:
+        shutil.copy(log, out)
+    for args in (
+        *(["--log", log.name] for log in logs),
+        ["--log", logs[-1].name, "--config-dir", "finished-files/sglang"],
+        [*folder, "--gpu", "NVIDIA H200", "--triton", "3.6.0"],
+        [*folder, "--gpu", "NVIDIA H200", "--triton", "3.7.0"],
+        [*folder, "--gpu", "NVIDIA H100 80GB HBM3", "--triton", "3.6.0"],
+        ["--config-dir", "finished-files/vllm", "--engine", "vllm", *shape, "--gpu", "NVIDIA H200"],
+    ):
+        command = [sys.executable, "-P", "-m", "moeopt.cli", "doctor", *args, "--json"]
+        done = subprocess.run(command, cwd=out, stdout=subprocess.PIPE, text=True, check=False)
+        text = done.stdout.replace(f"{out}/", "OUT/")
+        found.append({"args": args, "status": done.returncode, "answer": json.loads(text)})
+    for log in logs:
+        (out / log.name).unlink()
+    _write_json(out / "doctor.json", found)
+
+
+def suggested(out: Path) -> None:
+    """The mark of a folder that holds what was not measured."""
+    _moeopt(
+        out, "suggest", "suggested", "--experts", "8", "--top-k", "2", "--hidden", "256", "--intermediate", "128",
+        "--dtype", "bf16", "--gpu", "NVIDIA H200", "--batch-sizes", "1,64", "--triton", "3.6.0",
+    )  # fmt: skip
+    shutil.rmtree(out / "suggested" / "configs")
+
+
+def commands(out: Path) -> None:
+    """All commands with their options."""
+    _write_json(out / "commands.json", command_table(build_app()))
+
+
+def names(out: Path) -> None:
+    """The public names, how they are called, and what a result has."""
+    table = {name: getattr(moeopt, name) for name in moeopt.__all__}
+    with gzip.open(out / "finished.db.gz") as file:
+        (out / "names.db").write_bytes(file.read())
+    result = moeopt.load(str(out / "names.db"))
+    (out / "names.db").unlink()
+    some = {"TuneResult": result, "BatchResult": result.best(64), "RoleResult": result.best(64).up}
+    _write_json(
+        out / "names.json",
+        {
+            "signatures": {
+                name: signature(value)
+                for name, value in table.items()
+                if callable(value) and name not in (*some, "MoeoptError")
+            },
+            "attributes": {name: [a for a in dir(value) if not a.startswith("_")] for name, value in some.items()},
+            "names": list(table),
+        },
+    )
+
+
 PARTS = (
     recording, compiled, finished, joint, wide, journal, cut, cutjournal, tpe, cuttpe, live, notes, server, keys, plans,
-    study, rates, arrays,
+    study, rates, arrays, routings, doctor, suggested, commands, names,
 )  # fmt: skip
 
 

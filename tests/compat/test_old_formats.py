@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -23,6 +24,7 @@ from moeopt.core.trial import Cell, Failure
 from moeopt.costmodel.trees import pack_correction, unpack_correction
 from moeopt.errors import RecordingError
 from moeopt.kernels import get_kernel
+from moeopt.kernels.routing import Routing
 from moeopt.measure.roofline import Rates, RateStore, rate_key
 from moeopt.recordings.bundle import bundle_recording
 from moeopt.recordings.compile_sweep import Survey
@@ -55,6 +57,24 @@ def test_keys(old: dict[str, Any]) -> None:
     assert (key.digest, key.title()) == (old["digest"], old["title"])
     cells = (Cell("up", 1), Cell("down", 4096), Cell("joint", 64))
     assert [key.study_name(cell) for cell in cells] == old["names"]
+
+
+def test_routings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names stand in keys, and what a seed draws decides the bytes of a launch."""
+    old = old_json("routings.json")
+    monkeypatch.chdir(DATA)
+    assert {text: Routing.parse(text).key for text in old["keys"]} == old["keys"]
+    shapes = {name.partition(" on ")[0]: plan["shape"] for name, plan in old_json("plans.json").items()}
+    drawn = {n: Routing.parse("uniform").draw(MoEShape.from_dict(s), 16, 3, 5).tobytes() for n, s in shapes.items()}
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in drawn.items()} == old["drawn"]
+
+
+def test_the_builtin_kernel_is_the_same_one() -> None:
+    """The hash of its source is part of every study's key: where it changes, no old study of it goes on.
+
+    Who changes what the kernel computes or how changes this on purpose.
+    """
+    assert get_kernel("builtin").key.source_hash == old_json("failed.json")["source_hash"]
 
 
 # -- recordings -------------------------------------------------------------------------------------
