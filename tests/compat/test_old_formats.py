@@ -25,9 +25,9 @@ from moeopt.costmodel.trees import pack_correction, unpack_correction
 from moeopt.errors import RecordingError
 from moeopt.kernels import get_kernel
 from moeopt.kernels.routing import Routing
-from moeopt.measure.roofline import Rates, RateStore, rate_key
+from moeopt.measure.rates import Rates, RateStore, rate_key
 from moeopt.recordings.bundle import bundle_recording
-from moeopt.recordings.compile_sweep import Survey
+from moeopt.recordings.compile_sweep import CompileSweep
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes, write_summary
@@ -81,9 +81,10 @@ def test_the_builtin_kernel_is_the_same_one() -> None:
 
 
 def _recorder(tmp_path: Path) -> Recorder:
-    recording = Recording.load(DATA / "recording.jsonl.gz")
-    space = SearchSpace("mine", {key: tuple(values) for key, values in recording.header["space"].items()})
-    return Recorder(RecordedDevice(recording), space, BATCH_SIZES, tmp_path / "again.jsonl.gz")
+    path = DATA / "recording.jsonl.gz"
+    values = json.loads(gzip.decompress(path.read_bytes()).splitlines()[0])["space"]
+    space = SearchSpace("mine", {key: tuple(row) for key, row in values.items()})
+    return Recorder(RecordedDevice(Recording.load(path)), space, BATCH_SIZES, tmp_path / "again.jsonl.gz")
 
 
 def test_a_recording_is_written_as_before(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_bundle_is_written_as_before(tmp_path: Path) -> None:
     assert _lines(path) == _lines(DATA / "contribution.jsonl.gz")
 
 
-def _survey(path: Path, **changes: Any) -> Survey:
+def _survey(path: Path, **changes: Any) -> CompileSweep:
     """A sweep over the recording's space, whose header is of the Triton and the kernel source that are here."""
     header, *rows = (json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines())
     kernel = get_kernel("builtin")
@@ -115,7 +116,7 @@ def _survey(path: Path, **changes: Any) -> Survey:
     path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
     space = SearchSpace("mine", {key: tuple(values) for key, values in header["space"].items()})
     shape, gpu = MoEShape.from_dict(header["shape"]), GpuSpec.from_dict(header["gpu"])
-    return Survey(kernel, shape, gpu, space, BATCH_SIZES, path)
+    return CompileSweep(kernel, shape, gpu, space, BATCH_SIZES, path)
 
 
 def _triton() -> str:
@@ -259,5 +260,8 @@ def test_plans(name: str, run: Run, tmp_path: Path) -> None:
     assert set(new) == set(old)
     for estimate in ("estimated_seconds", "estimated_seconds_compiled_before", "cores"):
         assert new[estimate] > 0, "of this machine, and of a cost model that may be fitted anew"
+        old[estimate] = new[estimate]
+    for estimate in ("memory_bytes", "least_memory_bytes"):
+        assert new[estimate] == pytest.approx(old[estimate], rel=0.01), "the bytes of a launch may be counted better"
         old[estimate] = new[estimate]
     assert exact(new) == exact(old)
