@@ -36,14 +36,6 @@ _TRITON: Final = "--moe-runner-backend triton"
 # Packed weights go to Marlin, which reads no file, unless they are loaded this way.
 _PACKED: Final = "--quantization moe_wna16"
 _MARLIN_QUANTIZATION: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin")
-_FLASHINFER: Final = (
-    "flashinfer_cutlass",
-    "flashinfer_trtllm",
-    "flashinfer_trtllm_routed",
-    "flashinfer_mxfp4",
-    "flashinfer_cutedsl",
-    "flashinfer_megamoe",
-)
 # --moe-runner-backend values beside triton and auto, and what runs there instead.
 _KERNELS: Final = {
     "flashinfer_cutlass": "FlashInfer's CUTLASS kernels",
@@ -65,13 +57,12 @@ _KERNELS: Final = {
     "ascend": "Ascend kernels",
     "intel_xpu": "Intel's kernels",
 }
+_FLASHINFER: Final = tuple(name for name, kernels in _KERNELS.items() if kernels.startswith("FlashInfer"))
 # Quantisations for which auto picks another backend than Triton.
 _AUTO: Final = {
     **dict.fromkeys(NVFP4, "NVFP4 weights have no Triton path"),
-    "awq": "AWQ weights go to Marlin",
-    "awq_marlin": "AWQ weights go to Marlin",
-    "gptq": "GPTQ weights go to Marlin",
-    "gptq_marlin": "GPTQ weights go to Marlin",
+    **dict.fromkeys(("awq", "awq_marlin"), "AWQ weights go to Marlin"),
+    **dict.fromkeys(("gptq", "gptq_marlin"), "GPTQ weights go to Marlin"),
     "mxfp4": "MXFP4 weights go to FlashInfer's or the triton_kernels package's kernels",
     "mxfp8": "MXFP8 weights go to FlashInfer's kernels",
 }

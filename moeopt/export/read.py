@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from moeopt import engines
 from moeopt.core.config import PARAMETERS, LaunchConfig
@@ -20,6 +20,13 @@ from moeopt.export.names import ConfigName, nearest_key
 
 Severity = Literal["error", "warning", "note"]
 _Found = tuple[Severity, str, str]
+
+
+class _Add(Protocol):
+    """Notes what is wrong: of the whole file, or of one batch size."""
+
+    def __call__(self, severity: Severity, code: str, message: str, batch_size: int | None = None) -> None: ...
+
 
 # Batch sizes up to here are looked at where two files are compared; chunks of prefill are seldom larger.
 LARGEST_BATCH: Final = 8192
@@ -131,38 +138,16 @@ def read_config_file(path: str | Path, *, engine: str | None = None, gpu: GpuSpe
     def add(severity: Severity, code: str, message: str, batch_size: int | None = None) -> None:
         problems.append(Problem(severity, code, message, path, batch_size))
 
-    name: ConfigName | None = None
-    try:
-        name = ConfigName.parse(path.name, engine)
-        engine = name.engine
-        words = engines.get(engine).names.known_words
-        if name.dtype not in words:
-            known = ", ".join(sorted(filter(None, words)))
-            add("error", "name", f"{engine} never asks for dtype={name.dtype}: it knows {known}, and none for bf16")
-    except InvalidInputError as error:
-        add("error", "name", str(error))
+    name = _name(path.name, engine, add)
+    engine = name.engine if name is not None else engine
     spec = engines.get(engine) if engine is not None else None
     if spec is not None and spec.layout.versioned and spec.layout.version_of(path.parent.name) is None:
         add("error", "place", f"it lies in {path.parent.name!r}: {spec.title} looks in {spec.layout.example} only")
-
     data = _load(raw, add)
-    entries: dict[int, Mapping[str, Any]] = {}
-    noted_version: str | None = None
-    for key, value in data.items():
-        if key == "triton_version":
-            noted_version = str(value)
-            if spec is not None and not spec.notes_triton_version:
-                add("error", "triton_version", f"key {key!r} makes {spec.title} raise ValueError: remove it")
-            continue
-        batch_size = _batch_size(key)
-        if batch_size is None:
-            add("error", "key", f"key {key!r} is not a batch size: the loader raises; give whole numbers of at least 1")
-        elif not isinstance(value, dict):
-            add(
-                "error", "entry", f"is {json.dumps(value)[:60]}: give an object with BLOCK_SIZE_M and so on", batch_size
-            )
-        else:
-            entries[batch_size] = value
+    noted_version = str(data.pop("triton_version")) if "triton_version" in data else None
+    if noted_version is not None and spec is not None and not spec.notes_triton_version:
+        add("error", "triton_version", f"key 'triton_version' makes {spec.title} raise ValueError: remove it")
+    entries = _entries(data, add)
     if data and not entries and not problems:
         add("error", "empty", "holds no batch sizes: tune it again")
     if gpu is None and name is not None:
@@ -172,9 +157,8 @@ def read_config_file(path: str | Path, *, engine: str | None = None, gpu: GpuSpe
         for severity, code, message in check_entry(entry, spec, name, shape, gpu):
             add(severity, code, message, batch_size)
     if len(entries) == 1:
-        add(
-            "note", "one_key", f"has one batch size, {next(iter(entries))}: the engine uses it for every other one, too"
-        )
+        message = f"has one batch size, {next(iter(entries))}: the engine uses it for every other one, too"
+        add("note", "one_key", message)
     return ConfigFile(path, engine, name, entries, noted_version, tuple(problems))
 
 
@@ -190,8 +174,6 @@ def check_entry(
     yield from _unknown_keys(entry, spec, amd)
     bad = list(_bad_values(entry))
     yield from bad
-    if not isinstance(entry.get("USE_TMA", False), bool):
-        yield "error", "value", f"USE_TMA is {json.dumps(entry['USE_TMA'])[:40]}: give true or false"
     if bad:
         return
     for other in engines.every():
@@ -202,6 +184,34 @@ def check_entry(
         yield from _against_block_k(entry["BLOCK_SIZE_K"], name.block_shape[1], spec)
     if shape is not None and gpu is not None and not amd:
         yield from _against_gpu(entry, shape, gpu)
+
+
+def _name(text: str, engine: str | None, add: _Add) -> ConfigName | None:
+    try:
+        name = ConfigName.parse(text, engine)
+    except InvalidInputError as error:
+        add("error", "name", str(error))
+        return None
+    words = engines.get(name.engine).names.known_words
+    if name.dtype not in words:
+        known = ", ".join(sorted(filter(None, words)))
+        add("error", "name", f"{name.engine} never asks for dtype={name.dtype}: it knows {known}, and none for bf16")
+    return name
+
+
+def _entries(data: Mapping[str, Any], add: _Add) -> dict[int, Mapping[str, Any]]:
+    entries: dict[int, Mapping[str, Any]] = {}
+    for key, value in data.items():
+        # What int() takes beyond plain digits ("1_000", " 64 ") is not worth being clever about.
+        batch_size = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else 0
+        if batch_size < 1:
+            add("error", "key", f"key {key!r} is not a batch size: the loader raises; give whole numbers of at least 1")
+        elif not isinstance(value, dict):
+            message = f"is {json.dumps(value)[:60]}: give an object with BLOCK_SIZE_M and so on"
+            add("error", "entry", message, batch_size)
+        else:
+            entries[batch_size] = value
+    return entries
 
 
 def _unknown_keys(entry: Mapping[str, Any], spec: EngineSpec | None, amd: bool) -> Iterator[_Found]:
@@ -220,12 +230,14 @@ def _bad_values(entry: Mapping[str, Any]) -> Iterator[_Found]:
     for key in _ASKED_FOR:
         if key not in entry:
             yield "error", "missing_key", f"key {key!r} is missing: the launch fails; tune it again"
-    numbers = _all_keys() - {"USE_TMA"}
+    known = _all_keys()
     for key, value in entry.items():
-        least = 0 if key == "maxnreg" else 1
-        if key not in numbers:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        row = PARAMETERS.get(key)
+        least = 1 if row is None or row.required else 0
+        if row is not None and row.switch:
+            if not isinstance(value, bool):
+                yield "error", "value", f"{key} is {json.dumps(value)[:40]}: give true or false"
+        elif key in known and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             yield "error", "value", f"{key} is {json.dumps(value)[:40]}: give a whole number of at least {least}"
         elif key in _POWERS_OF_TWO and value & (value - 1):
             yield "error", "value", f"{key} is {value}: Triton takes powers of two only"
@@ -241,10 +253,7 @@ def _against_block_k(value: int, block_k: int, spec: EngineSpec | None) -> Itera
 
 
 def _against_gpu(entry: Mapping[str, Any], shape: MoEShape, gpu: GpuSpec) -> Iterator[_Found]:
-    merged = {**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in PARAMETERS}}
-    if not isinstance(merged.get("USE_TMA", False), bool):
-        return
-    config = LaunchConfig.from_dict(merged)
+    config = LaunchConfig.from_dict({**_TRITON_DEFAULTS, **{k: v for k, v in entry.items() if k in PARAMETERS}})
     # A BLOCK_SIZE_K over block_k has its own line.
     if shape.block_shape and config.block_size_k > shape.block_shape[1]:
         return
@@ -282,7 +291,7 @@ def check_pair(up: ConfigFile, down: ConfigFile) -> list[Problem]:
     return [Problem("warning", "block_m", message, down.path, nearest_key(list(down.entries), first))]
 
 
-def _load(raw: bytes, add: Any) -> dict[str, Any]:
+def _load(raw: bytes, add: _Add) -> dict[str, Any]:
     def pairs(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         seen = [key for key, _ in items]
         for key in dict.fromkeys(k for k in seen if seen.count(k) > 1):
@@ -299,13 +308,6 @@ def _load(raw: bytes, add: Any) -> dict[str, Any]:
         add("error", "json", "holds no JSON object of batch sizes: copy or tune it again")
         return {}
     return data
-
-
-def _batch_size(key: str) -> int | None:
-    # What int() takes beyond plain digits ("1_000", " 64 ") is not worth being clever about.
-    if key.isascii() and key.isdigit() and len(key) < 10 and int(key) >= 1:
-        return int(key)
-    return None
 
 
 def _gpu_of(name: ConfigName) -> GpuSpec | None:
