@@ -58,7 +58,6 @@ def judge_directory(
     *,
     engine: str | None = None,
     shape: MoEShape | None = None,
-    name: ConfigName | None = None,
     gpu: GpuSpec | None = None,
     gpu_name: str | None = None,
     triton_version: str | None = None,
@@ -70,7 +69,6 @@ def judge_directory(
         directory: With config files.
         engine: Whose; None finds out.
         shape: The layer.
-        name: The name that a server asked for, instead of shape and GPU.
         gpu: The server's GPU where the table knows it.
         gpu_name: Its name as torch reports it.
         triton_version: Of the server, where its engine looks at it.
@@ -82,16 +80,15 @@ def judge_directory(
     engine = engine or guess_engine(directory)
     spec = engines.get(engine)
     findings = check_directory(directory, engine, gpu)
-    if shape is not None and name is None:
-        if gpu_name is None:
-            raise InvalidInputError("--gpu is missing: the file's name has the GPU's, as torch reports it")
-        name = ConfigName.of(engine, shape, gpu_name)
-    if name is None:
+    if shape is None:
         return _only_checked(directory, spec, findings)
+    if gpu_name is None:
+        raise InvalidInputError("--gpu is missing: the file's name has the GPU's, as torch reports it")
     if triton_version is None and spec.layout.versioned:
         raise InvalidInputError(
             f"--triton is missing: {spec.title} looks in the directory of the server's Triton version"
         )
+    name = ConfigName.of(engine, shape, gpu_name)
     lookup = find_config_files(engine, directory, name, triton_version or "0")
     first = lookup_findings(lookup)
     state = LayerState(

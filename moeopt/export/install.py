@@ -94,17 +94,10 @@ def install_configs(
     values = os.environ if environment is None else environment
     bundled = bundled_directory(engine, package)
     if package is not None and bundled is None:
-        raise ExportError(f"{package} is no {engine} package (it has no configs directory): name the directory of one")
-    named = values.get(spec.variable)
-    variable_names: str | None = None
-    if named:
-        directory, why, variable_names = Path(named), f"{spec.variable} is set", named
-    elif bundled is not None and os.access(spec.layout.shelf(bundled), os.W_OK | os.X_OK):
-        directory, why = bundled, f"beside the files that {engine} ships"
-    else:
-        directory = _own_directory(engine)
-        what = "cannot be written" if bundled is not None else "is not installed here"
-        why, variable_names = f"{engine} {what}", str(directory)
+        raise ExportError(
+            f"{package} is not a package of {engine} (it has no configs directory): name the directory of one"
+        )
+    directory, why = _directory(spec, bundled, values.get(spec.variable))
     said = [f"wrote into {directory} ({why})"]
     paths = export_configs(engine, directory, shape, gpu_name, triton_version, up, down, replace=replace)
     if spec.replaces_bundled and bundled is None:
@@ -114,22 +107,27 @@ def install_configs(
     elif spec.replaces_bundled and bundled is not None and directory.resolve() != bundled.resolve():
         count = _link_bundled(spec, bundled, directory)
         said.append(f"linked {count} files that {spec.title} ships, so that other models keep theirs")
-    start = spec.start(
-        model, spec.server.triton(shape), directory=shlex.quote(variable_names) if variable_names else None
-    )
+    named = shlex.quote(str(directory)) if directory != bundled or values.get(spec.variable) else None
+    start = spec.start(model, spec.server.triton(shape), directory=named)
     return Installed(engine, directory, tuple(paths), "; ".join(said), start)
+
+
+def _directory(spec: EngineSpec, bundled: Path | None, named: str | None) -> tuple[Path, str]:
+    """Where to write, and why there."""
+    if named:
+        return Path(named), f"{spec.variable} is set"
+    if bundled is not None and os.access(spec.layout.shelf(bundled), os.W_OK | os.X_OK):
+        return bundled, f"beside the files that {spec.name} ships"
+    import platformdirs
+
+    what = "cannot be written" if bundled is not None else "is not installed here"
+    return Path(platformdirs.user_data_dir("moeopt")) / "configs" / spec.name, f"{spec.name} {what}"
 
 
 def start_line(engine: str, directory: str | Path, shape: MoEShape, model: str | None = None) -> str:
     """The one line that starts a server which reads the files in a directory."""
     spec = engines.get(engine)
     return spec.start(model, spec.server.triton(shape), directory=shlex.quote(str(Path(directory).absolute())))
-
-
-def _own_directory(engine: str) -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("moeopt")) / "configs" / engine
 
 
 def _link_bundled(spec: EngineSpec, bundled: Path, directory: Path) -> int:

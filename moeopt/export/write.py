@@ -76,10 +76,8 @@ def export_configs(
     if not unmeasured:
         refuse_unmeasured(root)
     elif not (root / MARKER).exists():
-        raise ExportError(
-            f"{root} is not marked as holding unmeasured configs ({MARKER}): write them with moeopt suggest, into a "
-            "new directory"
-        )
+        how = "write them with moeopt suggest, into a new directory"
+        raise ExportError(f"{root} is not marked as holding unmeasured configs ({MARKER}): {how}")
     target = spec.layout.place(root, triton_version)
     try:
         target.mkdir(parents=True, exist_ok=True)

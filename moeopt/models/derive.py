@@ -94,26 +94,7 @@ def shape_from_model(
     name = short(config.architecture or " ".join(config.model_types) or "no architectures key")
     look = Lookup(config, family or GENERIC, overrides)
     scheme, scheme_notes = _scheme(config, dtype, overrides.get("group_size"))
-    work = _Work(look, spec, shards, ep, fuse_shared_experts)
-
-    experts, top_k, shared = work.experts(int4=scheme.dtype == "int4_w4a16")
-    hidden = look.number("hidden_size", look.family.hidden)
-    look.say("dtype", scheme.dtype, scheme.source)
-    block_shape, per_channel = work.scales(scheme)
-    n = work.intermediate(block_shape)
-    shape = MoEShape(
-        num_experts=experts,
-        top_k=top_k,
-        hidden_size=hidden,
-        intermediate_size=n,
-        dtype=scheme.dtype,
-        block_shape=block_shape,
-        per_channel=per_channel,
-        group_size=work.group_size(scheme.group_size, n, hidden),
-        gated=look.family.gated,
-        shared_experts=shared,
-        ep_size=ep,
-    )
+    shape = _Rules(look, spec, shards, ep, fuse_shared_experts).shape(scheme)
     if family is None:
         look.notes.append(
             f"{name} is not in the table of families: keys were found by probing, and a shared expert, if there is "
@@ -170,7 +151,7 @@ def _scheme(config: ModelConfig, dtype: str | None, group_size: int | None) -> t
 
 
 @dataclass
-class _Work:
+class _Rules:
     """The engine's rules, applied to one config."""
 
     look: Lookup
@@ -178,6 +159,28 @@ class _Work:
     shards: int
     ep: int
     fuse: bool | None
+
+    def shape(self, scheme: Scheme) -> MoEShape:
+        """The shape, its numbers noted one by one."""
+        look = self.look
+        experts, top_k, shared = self.experts(int4=scheme.dtype == "int4_w4a16")
+        hidden = look.number("hidden_size", look.family.hidden)
+        look.record("dtype", scheme.dtype, scheme.source)
+        block_shape, per_channel = self.scales(scheme)
+        n = self.intermediate(block_shape)
+        return MoEShape(
+            num_experts=experts,
+            top_k=top_k,
+            hidden_size=hidden,
+            intermediate_size=n,
+            dtype=scheme.dtype,
+            block_shape=block_shape,
+            per_channel=per_channel,
+            group_size=self.group_size(scheme.group_size, n, hidden),
+            gated=look.family.gated,
+            shared_experts=shared,
+            ep_size=self.ep,
+        )
 
     def experts(self, *, int4: bool) -> tuple[int, int, int]:
         """E and top_k on this GPU, and how many of them are fused shared experts."""
@@ -196,18 +199,18 @@ class _Work:
                 )
             experts = total // self.ep + shared
             over = f", / {self.ep} (ep)" if self.ep > 1 else ""
-            look.say("num_experts", experts, f"{key} = {total}{over}{plus}")
+            look.record("num_experts", experts, f"{key} = {total}{over}{plus}")
         top_k = look.given("top_k")
         if top_k is None:
             key, chosen = look.find("top_k", look.family.top_k)
             top_k = chosen + shared
-            look.say("top_k", top_k, f"{key} = {chosen}{plus}")
+            look.record("top_k", top_k, f"{key} = {chosen}{plus}")
         return experts, top_k, shared
 
     def _routed(self) -> tuple[str, int] | None:
         look, path = self.look, self.look.config.path
         by_hand = "num_experts" in look.overrides
-        found = look.peek(look.family.experts, None if by_hand else "num_experts")
+        found = look.first_present(look.family.experts, None if by_hand else "num_experts")
         if found is None:
             if by_hand:
                 return None
@@ -231,7 +234,7 @@ class _Work:
                 raise InvalidInputError(f"--fuse-shared: {look.config.path} names no shared expert; omit it")
             return 0
         fused, why = self._fusion(count, routed, int4)
-        look.say("shared_experts", count if fused else 0, f"{key}: {why}")
+        look.record("shared_experts", count if fused else 0, f"{key}: {why}")
         return count if fused else 0
 
     def _fusion(self, count: int, routed: int, int4: bool) -> tuple[bool, str]:
@@ -244,8 +247,8 @@ class _Work:
         if fusion is None:
             where = "is taken as run apart" if look.family is GENERIC else f"runs apart in {title} for this family"
             return False, f"it {where}"
-        size = look.peek((look.family.shared_size,)) if look.family.shared_size else None
-        expert = look.peek(look.family.intermediate)
+        size = look.first_present((look.family.shared_size,)) if look.family.shared_size else None
+        expert = look.first_present(look.family.intermediate)
         obstacle = fusion.obstacle(
             architecture=look.config.architecture,
             routed=routed,
@@ -274,9 +277,9 @@ class _Work:
             ):
                 raise InvalidInputError(f"--block-shape is {block_shape!r}: give two sizes such as 128,128")
             block_shape = (block_shape[0], block_shape[1])
-            self.look.say("block_shape", list(block_shape), source)
+            self.look.record("block_shape", list(block_shape), source)
         if per_channel:
-            self.look.say("per_channel", True, source)
+            self.look.record("per_channel", True, source)
         return block_shape, bool(per_channel)
 
     def intermediate(self, block_shape: tuple[int, int] | None) -> int:
@@ -298,7 +301,7 @@ class _Work:
             )
         n = size // shards
         over = f", / {shards} ({'tp / ep' if self.ep > 1 else 'tp'})" if shards > 1 else ""
-        look.say("intermediate_size", n, f"{key} = {size}{over}")
+        look.record("intermediate_size", n, f"{key} = {size}{over}")
         return n
 
     def group_size(self, size: int | None, n: int, hidden: int) -> int | None:
@@ -315,7 +318,7 @@ class _Work:
                 "halved, down to 32; give another --tp, or --group-size"
             )
         halved = "of that key" if fits == size else f"{size}, which the engine halves until it divides N and K"
-        self.look.say("group_size", fits, halved)
+        self.look.record("group_size", fits, halved)
         return fits
 
 

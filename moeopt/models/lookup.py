@@ -61,7 +61,7 @@ class Lookup:
     values: list[DerivedValue] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def say(self, name: str, value: Any, source: str) -> None:
+    def record(self, name: str, value: Any, source: str) -> None:
         """Records a number and its source."""
         self.values.append(DerivedValue(name, value, source))
 
@@ -76,7 +76,7 @@ class Lookup:
         value = self.overrides[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(f"{OPTIONS[name]} is {value!r}: give a whole number of at least 1")
-        self.say(name, value, f"given by hand ({OPTIONS[name]})")
+        self.record(name, value, f"given by hand ({OPTIONS[name]})")
         return value
 
     def number(self, name: str, keys: Sequence[str]) -> int:
@@ -84,7 +84,7 @@ class Lookup:
         value = self.given(name)
         if value is None:
             key, value = self.find(name, keys)
-            self.say(name, value, f"{key} = {value}")
+            self.record(name, value, f"{key} = {value}")
         return value
 
     def find(self, name: str, keys: Sequence[str]) -> tuple[str, int]:
@@ -93,7 +93,7 @@ class Lookup:
         Raises:
             InvalidInputError: None is there, they contradict each other, or the value is not a whole number.
         """
-        found = self.peek(keys, name)
+        found = self.first_present(keys, name)
         if found is None and self.family is GENERIC and name == "intermediate_size":
             found = self._dense_size()
         if found is None:
@@ -103,7 +103,7 @@ class Lookup:
             )
         return self.check(name, *found)
 
-    def peek(self, keys: Sequence[str], name: str | None = None) -> tuple[str, Any] | None:
+    def first_present(self, keys: Sequence[str], name: str | None = None) -> tuple[str, Any] | None:
         """(key, value) of the first key that is there; of generic keys, all that are there must agree on ``name``."""
         found = [f for f in (self.config.get(key) for key in keys) if f is not None]
         if name and self.family is GENERIC and len({repr(v) for _, v in found}) > 1:
@@ -133,14 +133,14 @@ class Lookup:
 
     def shared_experts(self) -> tuple[str, int]:
         """What says that there are shared experts, and their number; ("", 0) where there are none."""
-        found = self.peek(self.family.shared)
+        found = self.first_present(self.family.shared)
         if found is not None:
             value = found[1]
             if isinstance(value, list):
                 value = value[0] if value else 0
             if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1024:
                 return f"{found[0]} = {value}", value
-        size = self.peek((self.family.shared_size,)) if self.family.shared_size else None
+        size = self.first_present((self.family.shared_size,)) if self.family.shared_size else None
         if size is not None and isinstance(size[1], int) and size[1] > 0:
             return f"{size[0]} = {size[1]}", 1
         return "", 0

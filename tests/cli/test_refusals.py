@@ -106,7 +106,10 @@ def tuned(run: Run, tiny_recording: Write, tmp_path: Path) -> None:
         (["export", "sglang:out", "--mode", "split", "--dtype", "fp8_w8a8"], "--experts is missing"),
         (["export", "sglang:out", "--mode", "split", "--json", "."], "it is a directory"),
         (["export", "sglang:out", "--mode", "split", "--routing", "uniform"], "--routing goes with --gpu"),
-        (["export", "sglang", "--install", "--engine-dir", "nosuch", "--mode", "split"], "nosuch is no sglang package"),
+        (
+            ["export", "sglang", "--install", "--engine-dir", "nosuch", "--mode", "split"],
+            "nosuch is not a package of sglang",
+        ),
         (["verify", "--gpu", "recorded:tiny.jsonl.gz"], "holds 2 results that fit"),
         (["report", ".", "--mode", "split"], "it is a directory"),
     ],
