@@ -14,7 +14,10 @@ import optuna
 import pytest
 
 import moeopt
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import InvalidInputError
+from moeopt.storage.key import StudyKey
 from moeopt.storage.store import StudyStore
 from tests.cli.conftest import Run
 from tests.storage.server import PostgresServer
@@ -180,6 +183,8 @@ def test_a_tune_that_was_cut_off_ends(database: str, unpack: Unpack, run: Run, t
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     _check_end(before, studies(path), result)
+    if path.suffix == ".db":
+        _check_plain_optuna(path)
 
 
 def test_a_tune_with_one_of_optunas_samplers_that_was_cut_off_ends(unpack: Unpack) -> None:
@@ -221,16 +226,14 @@ def _runs(found: dict[str, Study]) -> list[Any]:
     return [run for study in found.values() for run in study.runs.values()]
 
 
-def test_plain_optuna_reads_old_and_new_trials(unpack: Unpack, run: Run) -> None:
-    path = unpack("recording.jsonl.gz", "cut.db")
-    assert run(*_command("cut.db")).returncode == 0
-    for name in studies(path):
+def _check_plain_optuna(path: Path) -> None:
+    """Old and new trials are of one search space."""
+    for name, stored in studies(path).items():
         study = optuna.load_study(study_name=name, storage=f"sqlite:///{path}")
         done = study.get_trials(states=(optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED))
-        assert len({exact({n: optuna.distributions.distribution_to_json(d) for n, d in t.distributions.items()})
-                    for t in done}) == 1  # fmt: skip
-        assert study.best_value == min(t.value for t in done if t.value is not None)
-    assert optuna.importance.get_param_importances(study)
+        space = optuna.search_space.intersection_search_space(done, include_pruned=True)
+        assert set(space) == set(stored.trials[0].params)
+        assert study.best_value == min(t.value for t in stored.trials if t.state == "COMPLETE" and t.value is not None)
 
 
 @pytest.mark.usefixtures("slow_recordings")
@@ -332,6 +335,25 @@ def test_what_is_read_is_written_the_same(database: str, unpack: Unpack, tmp_pat
         assert study.packed(), "every trial is consistent"
         assert exact(study.attrs) == exact(old[name].attrs)
         assert _same_trials(study, old[name])
+
+
+def test_a_value_beyond_the_bounds_widens_its_distribution(tmp_path: Path) -> None:
+    config = LaunchConfig(1024, 4, 1024, 256, 64, 13, maxnreg=256)
+    key, cell = StudyKey.from_attrs(old_json("keys.json")[0]["attrs"]), Cell("up", 1)
+    assert key is not None
+    with StudyStore(tmp_path / "x.db") as store:
+        store.load(key, [cell])
+        with closing(store.writer(key)) as writer:
+            writer.put(cell, Measurement(Job(cell, config), "ok", us=(1.5,)), "0123456789ab", 0)
+    (study,) = studies(tmp_path / "x.db").values()
+    found = {name: form["attributes"] for name, (_, form) in study.trials[0].params.items()}
+    assert {name: (form["low"], form["high"]) for name, form in found.items()} == {
+        "BLOCK_SIZE_M": (8, 1024), "BLOCK_SIZE_N": (4, 512), "BLOCK_SIZE_K": (16, 1024), "GROUP_SIZE_M": (1, 256),
+        "num_warps": (1, 64), "num_stages": (1, 13), "maxnreg": (0, 256),
+    }  # fmt: skip
+    assert {name: form["log"] for name, form in found.items()} == {
+        name: DISTRIBUTIONS[name]["attributes"]["log"] for name in found
+    }
 
 
 def test_all_parameters_were_written() -> None:
