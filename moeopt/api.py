@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape, check_batch_sizes
+from moeopt.core.shape import MoEShape, choose_batch_sizes
 from moeopt.core.trial import Mode
 from moeopt.devices import open_device
 from moeopt.distributed.board import share
-from moeopt.errors import InvalidInputError
+from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.measure.base import Device
 from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
 from moeopt.storage.store import StudyStore
 from moeopt.tuning.load import load_result
-from moeopt.tuning.options import DEFAULT_STORAGE, TuneOptions, parse_timeout
+from moeopt.tuning.options import DEFAULT_STORAGE, TuneOptions, TuneRequest, parse_timeout
 from moeopt.tuning.progress import TuneProgress
 from moeopt.tuning.tuner import Tuner
 
@@ -42,6 +43,10 @@ def tune(
     seed: int | None = None,
     workers: int | None = None,
     progress: bool = True,
+    engine: str | None = None,
+    warm_l2: bool = False,
+    wait_idle: float | str | None = None,
+    executor: Literal["local", "ray"] = "local",
 ) -> TuneResult:
     """Finds the fastest launch config of the fused MoE kernel for each batch size.
 
@@ -63,6 +68,10 @@ def tune(
         seed: Of the search; None for 0, so that a second call resumes the first.
         workers: Compile processes; None for all cores but one.
         progress: Show progress on a terminal.
+        engine: The engine that the result is for, which kernel ``auto`` looks for.
+        warm_l2: Let weights stay in L2 between launches, unlike serving.
+        wait_idle: Seconds (or ``"5m"``) to wait for a busy GPU to be quiet before timing.
+        executor: ``local``, or ``ray`` for the GPUs of the Ray cluster at RAY_ADDRESS.
 
     Returns:
         The best configs, to look at or to export.
@@ -71,37 +80,81 @@ def tune(
         MoeoptError: Something given cannot be used; the message says what and what to do.
         KeyboardInterrupt: The run was interrupted; what was measured is in the database.
     """
-    parsed = parse_timeout(timeout)
-    sizes = None if batch_sizes is None else tuple(batch_sizes)
-    with ExitStack() as stack:
-        store = stack.enter_context(StudyStore(DEFAULT_STORAGE if storage is None else storage))
-        if isinstance(gpu, Device):
-            device = gpu
-        else:
-            options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
-            planned = DEFAULT_BATCH_SIZES if sizes is None else check_batch_sizes(sizes)
-            device = stack.enter_context(open_device(gpu, shape, options, batch_sizes=planned))
-        tuner = Tuner(
-            device,
-            store,
-            TuneOptions(
-                batch_sizes=device.spec.batch_sizes or DEFAULT_BATCH_SIZES if sizes is None else sizes,
-                mode=mode,
-                space=space,
-                trials=trials,
-                timeout=parsed,
-                seed=seed or 0,
-                sampler=sampler,
-                pruner=pruner,
-            ),
-            share=share,
-        )
-        if progress:
-            tuner.progress = stack.enter_context(TuneProgress(trials * len(tuner.cells)))
-        result = TuneResult.of(tuner.run())
+    request = TuneRequest(
+        shape=shape,
+        gpu=None if isinstance(gpu, Device) else gpu,
+        storage=DEFAULT_STORAGE if storage is None else storage,
+        batch_sizes=None if batch_sizes is None else tuple(batch_sizes),
+        device=DeviceOptions(
+            kernel=kernel,
+            engine=engine,
+            routing=routing,
+            workers=workers,
+            warm_l2=warm_l2,
+            wait_idle=parse_timeout(wait_idle, "wait_idle") or 0.0,
+            executor=executor,
+        ),
+        search=TuneOptions(
+            mode=mode,
+            space=space,
+            trials=trials,
+            timeout=parse_timeout(timeout),
+            seed=seed or 0,
+            sampler=sampler,
+            pruner=pruner,
+        ),
+    )
+    with open_tune(request, gpu if isinstance(gpu, Device) else None) as tuner:
+        result = run_tune(tuner, progress=progress)
     if tuner.interrupted:
         raise KeyboardInterrupt
     return result
+
+
+@contextmanager
+def open_tune(request: TuneRequest, device: Device | None = None) -> Iterator[Tuner]:
+    """A tune that is ready to run: its study database and its device are open within the ``with`` block.
+
+    Args:
+        request: What is tuned, and where.
+        device: Measures instead of the device that the request names.
+
+    Raises:
+        MoeoptError: Something given cannot be used; the message says what and what to do.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(StudyStore(request.storage))
+        device = device or stack.enter_context(_open(request))
+        sizes = choose_batch_sizes(request.batch_sizes, device.spec.batch_sizes)
+        yield Tuner(device, store, replace(request.search, batch_sizes=sizes), share=share)
+
+
+def run_tune(tuner: Tuner, *, progress: bool = True) -> TuneResult:
+    """Runs a tune to its end, its timeout or an interrupt.
+
+    Args:
+        tuner: Of :func:`open_tune`.
+        progress: Show progress on a terminal.
+    """
+    total = tuner.options.trials * len(tuner.cells)
+    with TuneProgress(total) if progress else nullcontext() as tuner.progress:
+        return TuneResult.of(tuner.run())
+
+
+def _open(request: TuneRequest) -> Device:
+    """The device; a recording may stand in where there is no GPU and none was named."""
+    try:
+        return open_device(request.gpu, request.shape, request.device, batch_sizes=request.batch_sizes)
+    except DeviceError:
+        if request.gpu is not None or request.stand_in is None or _cuda_present():
+            raise
+        return open_device(f"recorded:{request.stand_in}", request.shape, DeviceOptions())
+
+
+def _cuda_present() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def load(

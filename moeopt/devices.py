@@ -1,12 +1,19 @@
-"""Devices by the name that a user gives: ``cuda:0``, ``all``, ``recorded:FILE``."""
+"""Devices that a user names: ``cuda:0``, ``all``, ``recorded:FILE``."""
 
 from __future__ import annotations
 
-from moeopt.core.shape import MoEShape
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from moeopt.core.gpu import GpuSpec
+from moeopt.core.shape import MoEShape, choose_batch_sizes
 from moeopt.errors import InvalidInputError, RecordingError
 from moeopt.kernels.routing import Routing
 from moeopt.measure.base import Device
 from moeopt.measure.options import DeviceOptions
+
+if TYPE_CHECKING:
+    from moeopt.storage.store import StudyStore
 
 
 def open_device(
@@ -14,7 +21,7 @@ def open_device(
     shape: MoEShape | None,
     options: DeviceOptions,
     *,
-    batch_sizes: tuple[int, ...] | None = None,
+    batch_sizes: Sequence[int] | None = None,
 ) -> Device:
     """Opens the device that ``gpu`` names.
 
@@ -22,17 +29,18 @@ def open_device(
         gpu: ``cuda:N``, ``all``, ``recorded:FILE``, or None for the first CUDA GPU.
         shape: The layer; a recording stands for its own and needs none.
         options: How a GPU is used.
-        batch_sizes: What will be timed: decides how much GPU memory is taken.
+        batch_sizes: What will be timed, which decides how much GPU memory is taken; None for the default.
 
     Raises:
         DeviceError: There is no such GPU, or it cannot be used.
         InvalidInputError: ``gpu`` is something else, or no shape is given where one is needed.
         RecordingError: The recording cannot be read, or is of another shape.
     """
+    sizes = choose_batch_sizes(batch_sizes)
     if options.executor == "ray":
         from moeopt.distributed.ray_open import open_ray
 
-        return open_ray(gpu, shape, options, batch_sizes=batch_sizes, open_recorded=_recorded)
+        return open_ray(gpu, shape, options, batch_sizes=sizes, open_recorded=_recorded)
     if gpu is not None and gpu.startswith("recorded:"):
         return _recorded(gpu.removeprefix("recorded:"), shape, options)
     if shape is None:
@@ -40,7 +48,44 @@ def open_device(
     indices = _cuda_indices(gpu)
     from moeopt.measure.cuda import open_cuda
 
-    return open_cuda(shape, indices, options, batch_sizes=batch_sizes)
+    return open_cuda(shape, indices, options, batch_sizes=sizes)
+
+
+def open_worker_device(
+    store: StudyStore, gpu: str | None, idle_s: float, *, workers: int | None = None, routing: str | None = None
+) -> Device | None:
+    """Opens a device that can join a tune: a recording stands for its own, a GPU takes that of an unfinished tune.
+
+    Args:
+        store: The database server that the tune was given.
+        gpu: As for :func:`open_device`.
+        idle_s: Seconds to wait for a tune on such a GPU.
+        workers: Compile processes, or None for all cores but one.
+        routing: The file of the tune's routing, where it was given one.
+
+    Returns:
+        The device, or None where no tune came.
+
+    Raises:
+        InvalidInputError: Here is another kernel, driver or Triton than the tune's.
+    """
+    if gpu is not None and gpu.startswith("recorded:"):
+        return open_device(gpu, None, DeviceOptions(workers=workers))
+    from moeopt.distributed.worker import find_work
+    from moeopt.storage.key import StudyKey
+
+    index, *_ = _cuda_indices(gpu) or (0,)
+    key = find_work(store, GpuSpec.detect(index).name, idle_s)
+    if key is None:
+        return None
+    batch_sizes = {cell.batch_size for cell in store.study_ids(key).values()}
+    options = DeviceOptions.as_measured(key.provenance, routing, workers=workers)
+    device = open_device(gpu, key.shape, options, batch_sizes=tuple(batch_sizes))
+    here = StudyKey.of(device, key.mode)
+    if here != key:
+        device.close()
+        raise InvalidInputError(f"this machine cannot join the tune of {key.title()}: here {here.difference(key)}")
+    return device
 
 
 def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Device:

@@ -10,6 +10,7 @@ from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.recordings.shipped import find_recording, shipped_recordings
 from moeopt.study_file import StudyFile
+from moeopt.tuning.options import TuneOptions, TuneRequest
 
 SHAPE = "[shape]\nnum_experts = 8\ntop_k = 2\nhidden_size = 256\nintermediate_size = 128\n"
 STUDIES = sorted((Path(__file__).parents[1] / "studies").glob("*.toml"))
@@ -24,9 +25,9 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_a_small_study(tmp_path: Path) -> None:
     study = StudyFile.load(write(tmp_path, SHAPE + '[tune]\ntrials = 5\n[export]\nengine="vllm"\ndirectory="out"\n'))
     assert study.shape == MoEShape(8, 2, 256, 128)
-    assert study.tune == {"trials": 5}
+    assert study.tune == TuneRequest(study.shape, search=TuneOptions(trials=5))
     assert study.export_directory == tmp_path / "out"
-    assert study.recording is None
+    assert study.tune.stand_in is None
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.name)
@@ -47,10 +48,13 @@ def test_there_are_studies_and_recordings() -> None:
     [
         ("", r"section \[shape\] is missing"),
         ("x = [", "not TOML"),
-        ("shape = 3", "'shape' must be a section"),
-        (SHAPE + "[tuning]\n", "section 'tuning' is unknown"),
-        (SHAPE + "[tune]\nbatches = [1]\n", r"key of \[tune\] 'batches' is unknown"),
-        (SHAPE + "[tune]\ntrials = 'many'\n", r"trials in \[tune\] is 'many': a whole number is expected"),
+        ("shape = 3", "shape is 3: a mapping"),
+        (
+            SHAPE + "[tuning]\n",
+            "study file key 'tuning' is unknown: the keys are description, export,",
+        ),
+        (SHAPE + "[tune]\nbatches = [1]\n", r"\[tune\] key 'batches' is unknown: the keys are batch_sizes,"),
+        (SHAPE + "[tune]\ntrials = 'many'\n", "trials is 'many': give a whole number of at least 1"),
         (SHAPE + "[tune]\ntrials = true\n", "trials"),
         (SHAPE + "[tune]\nmode = 'x'\n", "mode 'x' is unknown"),
         (SHAPE + "[tune]\nspace = 'x'\n", "search space 'x'"),
@@ -58,10 +62,10 @@ def test_there_are_studies_and_recordings() -> None:
         (SHAPE + "[tune]\nseed = -1\n", "seed is -1"),
         (SHAPE + "[tune]\nworkers = 0\n", "workers is 0"),
         (SHAPE + "[tune]\ntimeout = 'soon'\n", "timeout is 'soon'"),
-        (SHAPE + "[tune]\nbatch_sizes = ['a']\n", r"batch_sizes is \('a',\): give at least one batch size"),
+        (SHAPE + "[tune]\nbatch_sizes = ['a']\n", r"batch_sizes is \['a'\]: give at least one batch size"),
         (SHAPE + "[export]\nengine = 'tgi'\ndirectory = 'x'\n", "engine 'tgi' is unknown"),
-        (SHAPE + "[export]\nengine = 'sglang'\n", r"\[export\] holds only engine"),
-        (SHAPE + "[export]\nengine = 3\n", "engine is 3: a text is expected"),
+        (SHAPE + "[export]\nengine = 'sglang'\n", r"\[export\] key 'directory' is missing"),
+        (SHAPE + "[export]\nengine = 3\n", "engine is 3: give a text"),
         (SHAPE + "[replay]\nrecording = 'none.jsonl.gz'\n", "recording 'none.jsonl.gz' was not found"),
         (SHAPE.replace("num_experts = 8", "num_experts = 1"), "top_k 2 is greater than the 1 experts"),
         (SHAPE + "dtype = 'fp3'\n", "dtype 'fp3' is unknown"),

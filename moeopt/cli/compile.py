@@ -13,10 +13,9 @@ from rich.progress import Progress
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.shape import DEFAULT_BATCH_SIZES
+from moeopt.core.shape import choose_batch_sizes
 from moeopt.core.space import SearchSpace
 from moeopt.errors import InvalidInputError
-from moeopt.study_file import StudyFile
 
 if TYPE_CHECKING:
     from moeopt.recordings.compile_sweep import SweepCounts
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("compile")(o.with_shape(compile_space))
+    app.command("compile")(o.with_groups(compile_space))
 
 
 def compile_space(
@@ -51,11 +50,9 @@ def compile_space(
     from moeopt.kernels import get_kernel
     from moeopt.recordings.compile_sweep import CompileSweep
 
-    file = StudyFile.load(study) if study is not None else None
-    if file is not None and given.given():
-        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
+    file = o.read_study(study, given)
     shape = file.shape if file is not None else given.resolve()[0]
-    name = gpu or (str(file.tune["gpu"]) if file is not None and "gpu" in file.tune else None)
+    name = gpu or (file.tune.gpu if file is not None else None)
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU to compile for, such as --gpu "NVIDIA H200"')
     target = GpuSpec.by_name(name) if not name.startswith("cuda") else GpuSpec.detect(_index(name))
@@ -64,7 +61,7 @@ def compile_space(
     path = out or Path(f"{target.name.replace(' ', '-')}-{shape.slug()}-{chosen.key.name}-{space}-compiled.jsonl.gz")
     if not path.name.endswith(".jsonl.gz"):
         raise InvalidInputError(f"--out is {str(path)!r}: it must end in .jsonl.gz")
-    sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
+    sizes = choose_batch_sizes(o.parse_batch_sizes(batch_sizes))
     sweep = CompileSweep(chosen, shape, target, searched, sizes, path, one_group=one_group)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     end_on_sigterm()

@@ -18,7 +18,7 @@ from moeopt.export.lookup import guess_engine
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("doctor")(o.with_shape(doctor, without=("engine",)))
+    app.command("doctor")(o.with_groups(doctor, without=("engine",)))
 
 
 def doctor(

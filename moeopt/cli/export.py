@@ -42,7 +42,7 @@ from moeopt.tuning.options import DEFAULT_STORAGE
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("export")(o.with_shape(export, without=("engine",)))
+    app.command("export")(o.with_groups(export, without=("engine",)))
 
 
 def export(

@@ -15,7 +15,7 @@ from moeopt.errors import InvalidInputError
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("models")(o.with_shape(models, without=("model",)))
+    app.command("models")(o.with_groups(models, without=("model",)))
 
 
 def models(

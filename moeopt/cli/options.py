@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,8 @@ import typer
 from moeopt import engines
 from moeopt.core.shape import MoEShape, check_batch_sizes
 from moeopt.errors import InvalidInputError
+from moeopt.study_file import StudyFile
+from moeopt.tuning.options import TuneRequest
 
 StorageOption = Annotated[
     str | None,
@@ -35,7 +37,7 @@ BatchSizesOption = Annotated[
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """The shape options of a command line, as they were given; :func:`with_shape` makes options of the fields."""
+    """The shape options of a command line, as they were given; :func:`with_groups` makes options of the fields."""
 
     model: Annotated[
         Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
@@ -135,41 +137,65 @@ class ShapeOptions:
 NO_SHAPE = ShapeOptions()
 
 
-def with_shape(command: Callable[..., None], *, without: Collection[str] = ()) -> Callable[..., None]:
-    """A command whose parameter ``given`` becomes the shape options, so that no command spells them out.
+def with_groups(command: Callable[..., None], *, without: Collection[str] = ()) -> Callable[..., None]:
+    """A command in which each parameter that is a dataclass becomes options, so that no command spells them out.
 
-    Typer reads options from a function's signature: this one has, where ``given`` was, an option for each field
-    of :class:`ShapeOptions` but those in ``without``.
+    Typer reads options from a function's signature: this one has, where such a parameter was, an option for each
+    of its fields but those in ``without``.
     """
     signature = inspect.signature(command, eval_str=True)
-    hints = inspect.get_annotations(ShapeOptions, eval_str=True)
-    names = [field.name for field in fields(ShapeOptions) if field.name not in without]
+    groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        if parameter.name == "given":
-            parameters += [
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                    default=getattr(NO_SHAPE, name),
-                    annotation=hints[name],
-                )
-                for name in names
-            ]
-        else:
+        kind = parameter.annotation
+        if not is_dataclass(kind):
             parameters.append(parameter)
+            continue
+        hints = inspect.get_annotations(kind, eval_str=True)  # type: ignore[arg-type]  # a type, as annotations are
+        mine = [field for field in fields(kind) if field.name not in without]
+        groups[parameter.name] = kind, [field.name for field in mine]
+        how = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters += [inspect.Parameter(f.name, how, default=f.default, annotation=hints[f.name]) for f in mine]
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
-        command(
-            **{k: v for k, v in values.items() if k not in names}, given=ShapeOptions(**{n: values[n] for n in names})
-        )
+        command(**{n: kind(**{f: values.pop(f) for f in names}) for n, (kind, names) in groups.items()}, **values)
 
     # Set on the function itself: functools.wraps would let inspect and typing look through to the command.
     del wrapped.__wrapped__
     wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return wrapped
+
+
+def read_study(path: Path | None, given: ShapeOptions) -> StudyFile | None:
+    """The study file, where one is given: it holds the shape, so that no shape options may be.
+
+    Raises:
+        InvalidInputError: Both are given, or the file cannot be used.
+    """
+    if path is not None and given.given():
+        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
+    return StudyFile.load(path) if path is not None else None
+
+
+def read_request(file: StudyFile | None, given: ShapeOptions, gpu: str | None) -> tuple[TuneRequest, list[str]]:
+    """What is to be tuned, before other options; and how its shape was found, in lines for people.
+
+    Args:
+        file: A study file.
+        given: Shape options; a recording needs none.
+        gpu: The option ``--gpu``.
+
+    Raises:
+        InvalidInputError: Too little was given, or it does not fit together.
+    """
+    if file is not None:
+        return file.tune, []
+    if not given.given() and (gpu or "").startswith("recorded:"):
+        return TuneRequest(), []
+    shape, lines = given.resolve()
+    return TuneRequest(shape), lines
 
 
 def parse_block_shape(text: str | None) -> tuple[int, int] | None:

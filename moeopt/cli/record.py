@@ -12,18 +12,17 @@ from rich.progress import Progress
 
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
-from moeopt.core.shape import DEFAULT_BATCH_SIZES
+from moeopt.core.shape import choose_batch_sizes
 from moeopt.core.space import SearchSpace
 from moeopt.devices import open_device
 from moeopt.errors import InvalidInputError
 from moeopt.measure.options import DeviceOptions
 from moeopt.recordings.record import Recorder
-from moeopt.study_file import StudyFile
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("record")(o.with_shape(record))
+    app.command("record")(o.with_groups(record))
 
 
 def record(
@@ -58,10 +57,9 @@ def record(
         raise InvalidInputError(f"--slow-factor is {slow_factor:g}: give more than 1")
     if sample is not None and sample < 1:
         raise InvalidInputError(f"--sample is {sample}: give at least 1")
-    if study is not None and given.given():
-        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
-    shape = StudyFile.load(study).shape if study is not None else given.resolve()[0]
-    sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
+    file = o.read_study(study, given)
+    shape = file.shape if file is not None else given.resolve()[0]
+    sizes = choose_batch_sizes(o.parse_batch_sizes(batch_sizes))
     console = Console(soft_wrap=True, highlight=False)
     options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
     end_on_sigterm()

@@ -13,7 +13,7 @@ from moeopt.cli import options as o
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("report")(o.with_shape(report))
+    app.command("report")(o.with_groups(report))
 
 
 def report(

@@ -12,14 +12,13 @@ from rich.console import Console
 from moeopt import engines
 from moeopt.cli import options as o
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.shape import DEFAULT_BATCH_SIZES
+from moeopt.core.shape import choose_batch_sizes
 from moeopt.errors import InvalidInputError
-from moeopt.study_file import StudyFile
 
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("suggest")(o.with_shape(suggest_configs))
+    app.command("suggest")(o.with_groups(suggest_configs))
 
 
 def suggest_configs(
@@ -36,15 +35,13 @@ def suggest_configs(
     """Write config files from the cost model, without any GPU. They are marked as unmeasured."""
     from moeopt.tuning.suggest import suggest, write_suggestions
 
-    file = StudyFile.load(study) if study is not None else None
-    if file is not None and given.given():
-        raise InvalidInputError("a study file and shape options were both given: the study file holds the shape")
+    file = o.read_study(study, given)
     shape = file.shape if file is not None else given.resolve()[0]
-    name = gpu or (str(file.tune["gpu"]) if file is not None and "gpu" in file.tune else None)
+    name = gpu or (file.tune.gpu if file is not None else None)
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU, such as --gpu "NVIDIA GeForce RTX 5090"')
     target = GpuSpec.by_name(name)
-    sizes = o.parse_batch_sizes(batch_sizes) or DEFAULT_BATCH_SIZES
+    sizes = choose_batch_sizes(o.parse_batch_sizes(batch_sizes))
     mode: Literal["split", "joint"] = "split" if engines.get(given.engine).split else "joint"
     found = suggest(shape, target, sizes, space=space, mode=mode, engine=given.engine)
     paths = write_suggestions(given.engine, out, shape, target, triton or version("triton"), found)

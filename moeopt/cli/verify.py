@@ -29,7 +29,7 @@ from moeopt.tuning.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command("verify")(o.with_shape(verify_command))
+    app.command("verify")(o.with_groups(verify_command))
 
 
 def verify_command(

@@ -10,12 +10,10 @@ from rich.console import Console
 
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
-from moeopt.devices import open_device
-from moeopt.distributed.worker import Worker, find_work
+from moeopt.devices import open_worker_device
+from moeopt.distributed.worker import Worker
 from moeopt.errors import InvalidInputError
-from moeopt.measure.base import Device
-from moeopt.measure.options import DeviceOptions
-from moeopt.storage.store import StudyKey, StudyStore
+from moeopt.storage.store import StudyStore
 from moeopt.tuning.options import parse_timeout
 
 
@@ -44,7 +42,7 @@ def worker(
     with ExitStack() as stack:
         store = stack.enter_context(StudyStore(storage))
         store.require_shared()
-        device = _device(store, gpu, idle_s, DeviceOptions(workers=workers), routing)
+        device = open_worker_device(store, gpu, idle_s, workers=workers, routing=routing)
         if device is None:
             console.print(f"no tune on such a GPU was found in {store.display}: ended", markup=False)
             return
@@ -57,29 +55,3 @@ def worker(
             console.print(f"interrupted: {one.timed} timed, claims given back", markup=False)
             raise typer.Exit(130) from None
         console.print(f"{one.timed} timed; nothing came for {idle_s:g} s: ended", markup=False)
-
-
-def _device(
-    store: StudyStore, gpu: str | None, idle_s: float, options: DeviceOptions, routing: str | None
-) -> Device | None:
-    """A recording stands for its shape; a GPU takes that of the tune that it joins."""
-    if gpu is not None and gpu.startswith("recorded:"):
-        return open_device(gpu, None, options)
-    from moeopt.core.gpu import GpuSpec
-
-    index = int(gpu.removeprefix("cuda:")) if gpu is not None and gpu.removeprefix("cuda:").isdigit() else 0
-    key = find_work(store, GpuSpec.detect(index).name, idle_s)
-    if key is None:
-        return None
-    batch_sizes = tuple(sorted({cell.batch_size for cell in store.study_ids(key).values()}))
-    device = open_device(
-        gpu,
-        key.shape,
-        DeviceOptions.as_measured(key.provenance, routing, workers=options.workers),
-        batch_sizes=batch_sizes,
-    )
-    here = StudyKey.of(device, key.mode)
-    if here != key:
-        device.close()
-        raise InvalidInputError(f"this machine cannot join the tune of {key.title()}: here {here.difference(key)}")
-    return device

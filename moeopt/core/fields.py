@@ -68,15 +68,16 @@ def from_mapping(kind: type[T], data: object, what: str) -> T:
     """A dataclass from a mapping of its fields, such as a table of a file.
 
     Args:
-        kind: A dataclass that checks its fields.
+        kind: A dataclass.
         data: What was read.
         what: Its name, for the message.
 
     Raises:
         InvalidInputError: It is not a mapping, or a key is unknown or missing.
     """
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass, as said
-    given = check_keys(data, known, what)
+    dataclass: Any = kind
+    known, types = {field.name: field for field in fields(dataclass)}, field_types(dataclass)
+    given = {name: checked(value, types[name], name) for name, value in check_keys(data, known, what).items()}
     for name, field in known.items():
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             raise InvalidInputError(f"{what} key {name!r} is missing")

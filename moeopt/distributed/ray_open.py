@@ -25,7 +25,7 @@ def open_ray(
     shape: MoEShape | None,
     options: DeviceOptions,
     *,
-    batch_sizes: tuple[int, ...] | None,
+    batch_sizes: tuple[int, ...],
     open_recorded: Callable[[str, MoEShape | None, DeviceOptions], Device],
 ) -> RayDevice:
     """A device on all GPUs of a Ray cluster, or with a recording on all its nodes.
@@ -74,7 +74,7 @@ def start_broker(reserved: float, workers: int | None) -> Any:
     return actor.remote(math.ceil(reserved), workers)
 
 
-def _open_own_gpu(broker: Any, shape: MoEShape, options: DeviceOptions, batch_sizes: tuple[int, ...] | None) -> Device:
+def _open_own_gpu(broker: Any, shape: MoEShape, options: DeviceOptions, batch_sizes: tuple[int, ...]) -> Device:
     """Runs in an actor: opens the GPU that Ray gave it."""
     from moeopt.measure.cuda import CudaDevice
 

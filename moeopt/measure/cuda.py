@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from moeopt.compile import CompilePool
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.provenance import Provenance
-from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
+from moeopt.core.shape import ROLES, MoEShape, choose_batch_sizes
 from moeopt.core.trial import Cell
 from moeopt.errors import DeviceError, UnknownGpuError
 from moeopt.kernels.base import MoEKernel
@@ -61,7 +61,7 @@ class CudaDevice(WorkerDevice):
     ) -> None:
         self.index = index
         self.options = options
-        planned = tuple(batch_sizes or DEFAULT_BATCH_SIZES)
+        planned = choose_batch_sizes(batch_sizes)
         monitor = GpuMonitor.open(index)
         environment = {"TRITON_CACHE_DIR": str(options.compile_cache)} if options.compile_cache else {}
         # Not imported here: the worker finds its kernel by itself, at the same time.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from moeopt.core.fields import Rate, check_fields
 from moeopt.core.provenance import Provenance
 from moeopt.errors import InvalidInputError
 from moeopt.kernels import check_kernel
@@ -32,18 +35,15 @@ class DeviceOptions:
     engine: str | None = None
     routing: str = "uniform"
     seed: int = 0
-    workers: int | None = None
+    workers: Annotated[int, Meta(ge=1, description="at least 1 compile process")] | None = None
     warm_l2: bool = False
-    wait_idle: float = 0.0
+    wait_idle: Rate = 0.0
     compile_cache: Path | None = None
-    executor: str = "local"
+    executor: Literal["local", "ray"] = "local"
 
     def __post_init__(self) -> None:
-        if self.executor not in ("local", "ray"):
-            raise InvalidInputError(f"executor {self.executor!r} is unknown: give 'local' or 'ray'")
+        check_fields(self)
         check_kernel(self.kernel)
-        if self.workers is not None and self.workers < 1:
-            raise InvalidInputError(f"workers is {self.workers}: give at least 1 compile process")
         Routing.parse(self.routing)
 
     @classmethod

@@ -1,15 +1,20 @@
-"""Options of a tune, checked."""
+"""Options of a tune: what it is told to do, and everything that it is asked for before a device is there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from moeopt.core.shape import ROLES, Role, check_batch_sizes
+from msgspec import Meta
+
+from moeopt.core.fields import Count, check_fields, check_keys, checked, field_types
+from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, BatchSizes, MoEShape, Role, check_batch_sizes
 from moeopt.core.trial import Cell, Mode
 from moeopt.errors import InvalidInputError
+from moeopt.measure.options import DeviceOptions
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -33,22 +38,18 @@ class TuneOptions:
         pruner: Any Optuna pruner, or None for moeopt's racing.
     """
 
-    batch_sizes: tuple[int, ...]
+    batch_sizes: BatchSizes = DEFAULT_BATCH_SIZES
     mode: Mode = "split"
     space: str = "grid"
-    trials: int = 24
+    trials: Count = 24
     timeout: float | None = None
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32, description="a whole number from 0 to 4294967295")] = 0
     sampler: BaseSampler | None = None
     pruner: BasePruner | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "batch_sizes", check_batch_sizes(self.batch_sizes))
-        if self.mode not in get_args(Mode):
-            raise InvalidInputError(f"mode {self.mode!r} is unknown: give 'split' or 'joint'")
-        check_trials(self.trials)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise InvalidInputError(f"seed is {self.seed!r}: give a whole number from 0 to 4294967295")
 
     def cells(self) -> tuple[Cell, ...]:
         """Every (role, batch size) that gets a config."""
@@ -56,15 +57,59 @@ class TuneOptions:
         return tuple(Cell(role, m) for m in self.batch_sizes for role in roles)
 
 
-def check_trials(trials: int) -> int:
-    """The number of trials.
+@dataclass(frozen=True)
+class TuneRequest:
+    """Everything that a tune is asked for, before a device is opened.
 
-    Raises:
-        InvalidInputError: It is not a whole number of at least 1.
+    Attributes:
+        shape: The layer, or None for that of the recording that is replayed.
+        gpu: ``cuda:N``, ``all``, ``recorded:FILE``, or None for the first CUDA GPU.
+        storage: URL or file of the study database.
+        batch_sizes: M, or None for all of a recording, or else the default.
+        device: How a GPU is used.
+        search: What is searched; its batch sizes are those that count once the device is open.
+        stand_in: A recording that is replayed where there is no GPU and none was named.
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials <= 0:
-        raise InvalidInputError(f"trials is {trials!r}: give a whole number of at least 1")
-    return trials
+
+    shape: MoEShape | None = None
+    gpu: str | None = None
+    storage: str = DEFAULT_STORAGE
+    batch_sizes: BatchSizes | None = None
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    search: TuneOptions = field(default_factory=TuneOptions)
+    stand_in: Path | None = None
+
+    def with_options(self, given: object, what: str = "option") -> TuneRequest:
+        """A copy with other options.
+
+        Args:
+            given: Their values by the names that they have in a study file and for :func:`moeopt.tune`.
+            what: What they are, for the message.
+
+        Raises:
+            InvalidInputError: One is unknown, of another type, or cannot be.
+        """
+        options = check_keys(given, OPTIONS, what)
+        for name in ("timeout", "wait_idle"):
+            if name in options:
+                options[name] = parse_timeout(options[name], name)
+        parts = {part: {name: options.pop(name) for name in names if name in options} for part, names in _PARTS}
+        for name in options:
+            options[name] = checked(options[name], field_types(TuneRequest)[name], name)
+        device, search = replace(self.device, **parts["device"]), replace(self.search, **parts["search"])
+        return replace(self, device=device, search=search, **options)
+
+
+def _names(kind: type[DeviceOptions] | type[TuneOptions], *, without: Collection[str]) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind) if one.name not in without)
+
+
+# Of the options that have a name of their own: what they are of, where that is not the request itself.
+_PARTS: Final = (
+    ("device", _names(DeviceOptions, without=("seed", "compile_cache"))),
+    ("search", _names(TuneOptions, without=("batch_sizes", "sampler", "pruner"))),
+)
+OPTIONS: Final = ("gpu", "storage", "batch_sizes", *(name for _, names in _PARTS for name in names))
 
 
 def parse_timeout(text: str | float | None, name: str = "timeout") -> float | None:
