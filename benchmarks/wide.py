@@ -25,6 +25,7 @@ from benchmarks.whole_tune import SHAPES
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import ROLES
 from moeopt.core.space import SearchSpace
+from moeopt.core.table import ConfigPair
 from moeopt.core.trial import Cell, Job
 from moeopt.devices import open_device
 from moeopt.measure.base import Device
@@ -32,7 +33,7 @@ from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
 from moeopt.search.ledger import Ledger
 from moeopt.tuning.finalists import find_finalists, time_finalists, with_finals
-from moeopt.tuning.verify import DEFAULT_PASSES, Row, Verification, default_table, verify
+from moeopt.tuning.verify import DEFAULT_PASSES, Verification, default_table, verify
 
 # Best joint configs of the walk that are timed again.
 JOINT_FINALISTS = 3
@@ -84,11 +85,11 @@ def joint_ranking(ledger: Ledger, batch_size: int) -> list[LaunchConfig]:
     return sorted((c for c in up if c in down), key=lambda c: (up[c].median_us + down[c].median_us, c))
 
 
-def optimum(ledger: Ledger, batch_size: int) -> tuple[Row, Row]:
+def optimum(ledger: Ledger, batch_size: int) -> tuple[ConfigPair, ConfigPair]:
     """The best joint config and the best split of a walk."""
     best = ledger.choose()[batch_size]
     joint = joint_ranking(ledger, batch_size)[0]
-    return Row(joint, joint), Row(best["up"].job.config, best["down"].job.config)
+    return ConfigPair(joint, joint), ConfigPair(best["up"].job.config, best["down"].job.config)
 
 
 def tuned(
@@ -157,12 +158,12 @@ def main() -> None:
         grid, grid_facts = tuned(device, sizes, "grid", args.grid_trials, args.seed)
         lap("grid tuned")
         best = {m: optimum(ledger, m) for m in sizes}
-        arms: Mapping[str, Mapping[int, Row]] = {
+        arms: Mapping[str, Mapping[int, ConfigPair]] = {
             DEFAULT: default_table(device, sizes),
             JOINT: {m: best[m][0] for m in sizes},
             SPLIT: {m: best[m][1] for m in sizes},
-            GRID_TUNE: {m: Row(row.up.config, row.down.config) for m, row in grid.rows.items()},
-            WIDE_TUNE: {m: Row(row.up.config, row.down.config) for m, row in wide.rows.items()},
+            GRID_TUNE: {m: row.pair for m, row in grid.rows.items()},
+            WIDE_TUNE: {m: row.pair for m, row in wide.rows.items()},
         }
         verified = verify(device, arms, passes=args.passes)
         lap(f"all five in turn, {verified.passes} passes")

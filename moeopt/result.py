@@ -42,10 +42,8 @@ class TuneResult(Outcome):
         """
         from moeopt.export import export_configs
 
-        up, down = self.configs_for(engine)
-        return export_configs(
-            engine, Path(directory), self.shape, self.gpu, self.info.triton, up, down, replace=replace
-        )
+        table = self.configs_for(engine)
+        return export_configs(engine, Path(directory), self.shape, self.gpu, self.info.triton, table, replace=replace)
 
     def study(self, role: Role | Literal["joint"], batch_size: int) -> optuna.Study:
         """The Optuna study of one (role, batch size): Optuna's own functions work on it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,29 +13,23 @@ from rich.console import Console
 from moeopt import engines
 from moeopt.api import load
 from moeopt.cli import options as o
-from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import Role
-from moeopt.core.trial import Cell, Job
+from moeopt.core.table import ConfigTable
 from moeopt.devices import open_device
 from moeopt.errors import InvalidInputError
 from moeopt.export import (
-    InterpolatedTimes,
-    Ladder,
-    Rung,
+    ExtraBatchSizes,
     export_configs,
-    find_rungs,
+    find_extra_batch_sizes,
     install_configs,
     read_config_file,
     start_line,
-    with_rungs,
 )
-from moeopt.export.extra_batch_sizes import TimeUs
 from moeopt.export.names import full_gpu_name
 from moeopt.files import check_file, write_file
-from moeopt.measure.base import Device
 from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
 from moeopt.storage.store import StudyStore
+from moeopt.tuning.launch_times import measured_times, stored_times
 from moeopt.tuning.options import DEFAULT_STORAGE
 
 
@@ -92,55 +85,44 @@ def export(
     given = dataclasses.replace(given, engine=engine)
     shape = given.resolve()[0] if given.given() else None
     result = load(storage, shape, mode=mode, key=key)
-    console = Console(soft_wrap=True, highlight=False)
-    up, down = result.configs_for(engine)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    table = result.configs_for(engine)
     left_out = result.left_out(engine)
     if left_out:
-        console.print(f"note: {left_out}", markup=False)
-    rungs: tuple[Rung, ...] = ()
+        console.print(f"note: {left_out}")
+    extra = ExtraBatchSizes()
     if ladder:
-        found, how = _ladder(result, storage, gpu, routing, engine, up, down)
-        rungs = found.rungs
-        _say_ladder(console, found, how, measured=gpu is not None)
-        up, down = with_rungs(up, down, rungs)
+        extra, how = _find_extra(result, table, storage, gpu, routing, engine)
+        _print_extra(console, extra, how, "" if gpu else ": give --gpu to measure there")
+        table = extra.added_to(table)
     server_gpu, server_triton = full_gpu_name(gpu_name or result.gpu), triton or result.info.triton
-    said = ""
+    model = str(given.model) if given.model else None
     if install:
         done = install_configs(
-            engine,
-            result.shape,
-            server_gpu,
-            server_triton,
-            up,
-            down,
-            replace=replace,
-            package=engine_dir,
-            model=str(given.model) if given.model else None,
+            engine, result.shape, server_gpu, server_triton, table, replace=replace, package=engine_dir, model=model
         )
-        paths, said, start = list(done.paths), done.said, done.start
+        paths, said, start = done.paths, done.said, done.start
     else:
-        paths = export_configs(engine, directory, result.shape, server_gpu, server_triton, up, down, replace=replace)
-        start = start_line(engine, directory, result.shape, str(given.model) if given.model else None)
+        paths = tuple(
+            export_configs(engine, directory, result.shape, server_gpu, server_triton, table, replace=replace)
+        )
+        said, start = "", start_line(engine, directory, result.shape, model)
     for path in paths:
         count = len(read_config_file(path, engine=engine).entries)
-        console.print(f"wrote {path} ({count} batch sizes)", markup=False)
+        console.print(f"wrote {path} ({count} batch sizes)")
     if said:
-        console.print(said, markup=False)
-    console.print(f"start the server with: {start}", markup=False)
+        console.print(said)
+    console.print(f"start the server with: {start}")
     if json_path is not None:
+        added = [
+            {"batch_size": e.batch_size, "copied_from": e.copied_from, "worst_at": e.worst_at, "gain": round(e.gain, 4)}
+            for e in extra.found
+        ]
         answer = {
             "engine": engine,
             "paths": [str(path) for path in paths],
-            "batch_sizes": sorted(up),
-            "added": [
-                {
-                    "batch_size": r.batch_size,
-                    "copied_from": r.copied_from,
-                    "worst_at": r.worst_at,
-                    "gain": round(r.gain, 4),
-                }
-                for r in rungs
-            ],
+            "batch_sizes": sorted(table),
+            "added": added,
             "start": start,
         }
         write_file(json_path, json.dumps(answer, indent=1) + "\n")
@@ -170,83 +152,33 @@ def _check_options(
         raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
 
 
-def _say_ladder(console: Console, found: Ladder, how: str, *, measured: bool) -> None:
-    for rung in found.rungs:
-        console.print(
-            f"added batch size {rung.batch_size} with the configs of {rung.copied_from}: at M={rung.worst_at} the "
-            f"nearest key's are {100 * rung.gain:.1f} % slower",
-            markup=False,
-        )
-    if found.rungs:
-        console.print(f"these times are {how}", markup=False)
-    elif not found.unknown:
-        console.print(f"no batch size to add: the nearest key is within 2 % at every midpoint ({how})", markup=False)
-    if found.unknown:
-        measure = "" if measured else ": give --gpu to measure there"
-        console.print(
-            f"nothing is known of {len(found.unknown)} midpoints (M={', '.join(map(str, found.unknown))}){measure}",
-            markup=False,
-        )
-
-
-def _ladder(
-    result: TuneResult,
-    storage: str | None,
-    gpu: str | None,
-    routing: str | None,
-    engine: str,
-    up: dict[int, LaunchConfig],
-    down: dict[int, LaunchConfig] | None,
-) -> tuple[Ladder, str]:
+def _find_extra(
+    result: TuneResult, table: ConfigTable, storage: str | None, gpu: str | None, routing: str | None, engine: str
+) -> tuple[ExtraBatchSizes, str]:
+    """Batch sizes to add, and how their times are known."""
     if gpu is None:
-        return find_rungs(up, down, _stored_times(result, storage)), "estimated from the timed batch sizes around it"
+        assert result.key is not None  # it was loaded
+        with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
+            found = find_extra_batch_sizes(table, stored_times(store, result.key))
+        return found, "estimated from the timed batch sizes around it"
     recorded = gpu.startswith("recorded:")
     options = DeviceOptions() if recorded else DeviceOptions.as_measured(result.info, routing, engine=engine)
     with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
         how = "estimated between the batch sizes of a recording" if recorded else "measured on the GPU"
-        return find_rungs(up, down, _measured_times(device)), how
+        return find_extra_batch_sizes(table, measured_times(device)), how
 
 
-def _stored_times(result: TuneResult, storage: str | None) -> TimeUs:
-    """Estimates from everything that the database holds for the result's key."""
-    times: dict[tuple[Role, LaunchConfig], dict[int, float]] = defaultdict(dict)
-    joint = False
-    if result.key is not None:
-        with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
-            cells = next((tuple(s.cells) for s in store.keys() if s.key == result.key), ())  # noqa: SIM118
-            for cell, trials in store.load(result.key, cells).items():
-                for measurement in (t.measurement for t in trials):
-                    if not measurement.us or (cell.role == "joint" and measurement.status != "ok"):
-                        continue
-                    joint |= cell.role == "joint"
-                    role: Role = "up" if cell.role == "joint" else cell.role
-                    times[role, measurement.job.config][cell.batch_size] = measurement.median_us
-    estimate = InterpolatedTimes(times)
-    # A joint time is of both launches: it stands under up.
-    return (lambda role, m, config: estimate(role, m, config) if role == "up" else 0.0) if joint else estimate
-
-
-def _measured_times(device: Device) -> TimeUs:
-    """Times from the device, each asked for once; between the batch sizes of a recording they are estimated."""
-    known: dict[tuple[Role, int, LaunchConfig], float | None] = {}
-    sizes = device.spec.batch_sizes
-
-    def measured(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
-        key = role, batch_size, config
-        if key not in known:
-            known[key] = None
-            for measurement in device.measure([Job(Cell(role, batch_size), config)]):
-                known[key] = measurement.median_us if measurement.us else None
-        return known[key]
-
-    def time_us(role: Role, batch_size: int, config: LaunchConfig) -> float | None:
-        if sizes is None or batch_size in sizes:
-            return measured(role, batch_size, config)
-        around = (
-            max((m for m in sizes if m < batch_size), default=0),
-            min((m for m in sizes if m > batch_size), default=0),
+def _print_extra(console: Console, extra: ExtraBatchSizes, how: str, hint: str) -> None:
+    for one in extra.found:
+        console.print(
+            f"added batch size {one.batch_size} with the configs of {one.copied_from}: at M={one.worst_at} the "
+            f"nearest key's are {100 * one.gain:.1f} % slower"
         )
-        times = {m: us for m in around if m and (us := measured(role, m, config)) is not None}
-        return InterpolatedTimes({(role, config): times})(role, batch_size, config)
-
-    return time_us
+    if extra.found:
+        console.print(f"these times are {how}")
+    elif not extra.unknown:
+        console.print(f"no batch size to add: the nearest key is within 2 % at every midpoint ({how})")
+    if extra.unknown:
+        console.print(
+            f"nothing is known of {len(extra.unknown)} midpoints (M={', '.join(map(str, extra.unknown))}){hint}"
+        )

@@ -14,6 +14,7 @@ from moeopt import engines
 from moeopt.api import load
 from moeopt.cli import options as o
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.devices import open_device
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
@@ -24,7 +25,7 @@ from moeopt.measure.options import DeviceOptions
 from moeopt.recordings.format import Recording
 from moeopt.recordings.shipped import find_recording
 from moeopt.result import TuneResult
-from moeopt.tuning.verify import DEFAULT_PASSES, MINIMUM_GAIN, Row, Verification, default_table, verify
+from moeopt.tuning.verify import DEFAULT_PASSES, MINIMUM_GAIN, Verification, default_table, verify
 
 
 def register(app: typer.Typer) -> None:
@@ -90,10 +91,9 @@ def verify_command(
         outcome = verify(device, tables, passes=passes, minimum_gain=minimum_gain / 100)
         written = []
         if export is not None:
-            up, down = outcome.configs()
-            joint = not engines.get(engine).split
+            kept = outcome.configs() if engines.get(engine).split else outcome.configs().joined()
             version = triton or spec.provenance.triton
-            written = export_configs(engine, export, spec.shape, spec.gpu.name, version, up, None if joint else down)
+            written = export_configs(engine, export, spec.shape, spec.gpu.name, version, kept)
     print_verification(console, outcome)
     for path in written:
         console.print(f"wrote {path}", markup=False)
@@ -109,28 +109,22 @@ def _tables(
     result: TuneResult | None,
     sizes: tuple[int, ...] | None,
     triton: str | None,
-) -> dict[str, dict[int, Row]]:
+) -> dict[str, ConfigTable]:
     """Existing (if given), default, tuned: in the order in which a row may be taken over."""
     version = triton or device.spec.provenance.triton
     if result is None:
         assert tuned is not None
         files = import_configs(engine, tuned, device.spec.shape, device.spec.gpu, version)
-        keys = tuple(files.up)
         if sizes is not None:
             _timed(device, sizes, every=True)
-        tuned_table = {m: Row(files.at("up", m), files.at("down", m)) for m in sizes or _timed(device, keys)}
+        tuned_table = files.table(sizes or _timed(device, tuple(files.up)))
     else:
-        up, down = result.configs_for(engine)
-        wanted = sizes or tuple(up)
-        missing = [m for m in wanted if m not in up]
-        if missing:
-            raise InvalidInputError(f"batch size {missing[0]} was not tuned: tuned are {', '.join(map(str, up))}")
-        tuned_table = {m: Row(up[m], (down or up)[m]) for m in wanted}
+        table = result.configs_for(engine)
+        tuned_table = table.take(sizes or table)
     tables = {"default": default_table(device, tuple(tuned_table)), "tuned": tuned_table}
     if existing is not None:
         files = import_configs(engine, existing, device.spec.shape, device.spec.gpu, version)
-        today = {m: Row(files.at("up", m), files.at("down", m)) for m in tuned_table}
-        tables = {"existing": today, **tables}
+        tables = {"existing": files.table(tuned_table), **tables}
     return tables
 
 

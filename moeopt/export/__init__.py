@@ -1,6 +1,11 @@
 """Files that the engines read: names, writing, reading, finding, installing."""
 
-from moeopt.export.extra_batch_sizes import InterpolatedTimes, Ladder, Rung, find_rungs, with_rungs
+from moeopt.export.extra_batch_sizes import (
+    ExtraBatchSize,
+    ExtraBatchSizes,
+    InterpolatedTimes,
+    find_extra_batch_sizes,
+)
 from moeopt.export.importer import ExistingConfigs, import_configs
 from moeopt.export.install import Installed, install_configs, start_line
 from moeopt.export.lookup import Lookup, find_config_files
@@ -12,20 +17,19 @@ __all__ = [
     "ConfigFile",
     "ConfigName",
     "ExistingConfigs",
+    "ExtraBatchSize",
+    "ExtraBatchSizes",
     "Installed",
     "InterpolatedTimes",
-    "Ladder",
     "Lookup",
     "Problem",
-    "Rung",
     "check_pair",
     "device_relatives",
     "export_configs",
     "find_config_files",
-    "find_rungs",
+    "find_extra_batch_sizes",
     "import_configs",
     "install_configs",
     "read_config_file",
     "start_line",
-    "with_rungs",
 ]

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import Role
+from moeopt.core.shape import ROLES, Role
+from moeopt.core.table import ConfigPair, ConfigTable
 
 # Microseconds of one launch of (role, batch size, config): measured or estimated; None where not known.
 TimeUs = Callable[[Role, int, LaunchConfig], float | None]
 
 TOLERANCE: Final = 0.02
-_MOST_RUNGS: Final = 16
+_MOST: Final = 16
 
 
 @dataclass(frozen=True)
-class Rung:
+class ExtraBatchSize:
     """A batch size to add to a file.
 
     Attributes:
         batch_size: The new key.
-        up: Config of the up projection.
-        down: Config of the down projection (up's in joint mode).
+        pair: Its configs.
         copied_from: The tuned batch size whose configs these are.
         worst_at: Of the batch sizes that were looked at, the one that gains most from the key.
         us: Both launches there.
@@ -37,8 +37,7 @@ class Rung:
     """
 
     batch_size: int
-    up: LaunchConfig
-    down: LaunchConfig
+    pair: ConfigPair
     copied_from: int
     worst_at: int
     us: float
@@ -51,26 +50,25 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """What :func:`find_rungs` found.
+class ExtraBatchSizes:
+    """What :func:`find_extra_batch_sizes` found.
 
     Attributes:
-        rungs: The batch sizes to add, ascending.
+        found: The batch sizes to add, ascending.
         unknown: Midpoints at which a time was missing, so that nothing can be said there.
     """
 
-    rungs: tuple[Rung, ...]
-    unknown: tuple[int, ...]
+    found: tuple[ExtraBatchSize, ...] = ()
+    unknown: tuple[int, ...] = ()
+
+    def added_to(self, table: ConfigTable) -> ConfigTable:
+        """The configs to export, the new batch sizes among them."""
+        return table.with_pairs({extra.batch_size: extra.pair for extra in self.found})
 
 
-def find_rungs(
-    up: Mapping[int, LaunchConfig],
-    down: Mapping[int, LaunchConfig] | None,
-    time_us: TimeUs,
-    *,
-    tolerance: float = TOLERANCE,
-    most: int = _MOST_RUNGS,
-) -> Ladder:
+def find_extra_batch_sizes(
+    table: ConfigTable, time_us: TimeUs, *, tolerance: float = TOLERANCE, most: int = _MOST
+) -> ExtraBatchSizes:
     """Batch sizes to add so that no midpoint runs a config that its neighbour beats by more than the tolerance.
 
     Between two keys the engine changes over half way. Both sides of the change are looked at; where the
@@ -78,33 +76,30 @@ def find_rungs(
     interval is looked at again.
 
     Args:
-        up: Tuned batch size -> config of the up projection (of both in joint mode).
-        down: The same for down, None in joint mode.
+        table: The tuned configs.
         time_us: What a launch takes.
         tolerance: How much slower is too slow.
         most: At most this many keys, those with the largest gain.
     """
-    pairs = {m: (up[m], down[m] if down is not None else up[m]) for m in sorted(up)}
-    keys = list(pairs)
-    rungs: list[Rung] = []
+    found: list[ExtraBatchSize] = []
     unknown: list[int] = []
-    for low, high in itertools.pairwise(keys):
-        rungs += _between(low, high, pairs, time_us, tolerance, unknown)
-    rungs.sort(key=lambda rung: -rung.gain)
-    return Ladder(tuple(sorted(rungs[:most], key=lambda rung: rung.batch_size)), tuple(unknown))
+    for low, high in itertools.pairwise(sorted(table)):
+        found += _between(low, high, table, time_us, tolerance, unknown)
+    found.sort(key=lambda extra: -extra.gain)
+    return ExtraBatchSizes(tuple(sorted(found[:most], key=lambda extra: extra.batch_size)), tuple(unknown))
 
 
 def _between(
     low_key: int,
     high_key: int,
-    pairs: Mapping[int, tuple[LaunchConfig, LaunchConfig]],
+    table: ConfigTable,
     time_us: TimeUs,
     tolerance: float,
     unknown: list[int],
-) -> list[Rung]:
+) -> list[ExtraBatchSize]:
     """New keys strictly between two neighbours; midpoints without a time are added to ``unknown``."""
     # One key on each side is enough: between it and the key that it was copied from, the config is the same.
-    rungs: dict[int, Rung] = {}
+    found: dict[int, ExtraBatchSize] = {}
     low, high = low_key, high_key
     while high - low > 1:
         # A tie goes to the first key of the file, the smaller one.
@@ -112,14 +107,14 @@ def _between(
         for m, nearest, other in ((below, low_key, high_key), (below + 1, high_key, low_key)):
             if not low < m < high:
                 continue
-            now, instead = _total(pairs[nearest], m, time_us), _total(pairs[other], m, time_us)
+            now, instead = _total(table[nearest], m, time_us), _total(table[other], m, time_us)
             if now is None or instead is None:
                 unknown.append(m)
             elif now > instead * (1 + tolerance):
-                rung = Rung(m, *pairs[other], copied_from=other, worst_at=m, us=instead, nearest_us=now)
-                if other in rungs and rungs[other].gain > rung.gain:
-                    rung = replace(rungs[other], batch_size=m)
-                rungs[other] = rung
+                extra = ExtraBatchSize(m, table[other], copied_from=other, worst_at=m, us=instead, nearest_us=now)
+                if other in found and found[other].gain > extra.gain:
+                    extra = replace(found[other], batch_size=m)
+                found[other] = extra
                 if other == high_key:
                     high = m
                 else:
@@ -127,21 +122,12 @@ def _between(
                 break
         else:
             break
-    return list(rungs.values())
+    return list(found.values())
 
 
-def _total(pair: tuple[LaunchConfig, LaunchConfig], m: int, time_us: TimeUs) -> float | None:
-    up, down = time_us("up", m, pair[0]), time_us("down", m, pair[1])
+def _total(pair: ConfigPair, m: int, time_us: TimeUs) -> float | None:
+    up, down = (time_us(role, m, pair.config(role)) for role in ROLES)
     return up + down if up is not None and down is not None else None
-
-
-def with_rungs(
-    up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None, rungs: Sequence[Rung]
-) -> tuple[dict[int, LaunchConfig], dict[int, LaunchConfig] | None]:
-    """The configs to export, the new batch sizes among them."""
-    more_up = {**up, **{r.batch_size: r.up for r in rungs}}
-    more_down = {**down, **{r.batch_size: r.down for r in rungs}} if down is not None else None
-    return dict(sorted(more_up.items())), dict(sorted(more_down.items())) if more_down is not None else None
 
 
 class InterpolatedTimes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape, Role
+from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import Lookup, find_config_files
 from moeopt.export.names import ConfigName, nearest_key
@@ -39,6 +41,11 @@ class ExistingConfigs:
         if down.block_size_m == up.block_size_m:
             return down
         return LaunchConfig.from_dict({**down.to_dict(), "BLOCK_SIZE_M": up.block_size_m})
+
+    def table(self, batch_sizes: Iterable[int]) -> ConfigTable:
+        """The configs that the engine launches at these batch sizes."""
+        pairs = {m: ConfigPair(self.at("up", m), self.at("down", m)) for m in batch_sizes}
+        return ConfigTable(pairs, joint=self.down is None)
 
 
 def import_configs(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeopt import engines
-from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.engines import EngineSpec
 from moeopt.errors import ExportError
 from moeopt.export.write import export_configs
@@ -62,8 +62,7 @@ def install_configs(
     shape: MoEShape,
     gpu_name: str,
     triton_version: str,
-    up: Mapping[int, LaunchConfig],
-    down: Mapping[int, LaunchConfig] | None,
+    table: ConfigTable,
     *,
     replace: bool = False,
     package: str | Path | None = None,
@@ -80,8 +79,7 @@ def install_configs(
         shape: The layer as one GPU sees it.
         gpu_name: As torch reports it.
         triton_version: Of the server.
-        up: Batch size -> config of the up projection.
-        down: The same for down, None in joint mode.
+        table: The configs of each batch size.
         replace: As in :func:`~moeopt.export.export_configs`.
         package: The engine's package directory where it is not importable here.
         model: Named in the line that starts the server.
@@ -99,7 +97,7 @@ def install_configs(
         )
     directory, why = _directory(spec, bundled, values.get(spec.variable))
     said = [f"wrote into {directory} ({why})"]
-    paths = export_configs(engine, directory, shape, gpu_name, triton_version, up, down, replace=replace)
+    paths = export_configs(engine, directory, shape, gpu_name, triton_version, table, replace=replace)
     if spec.replaces_bundled and bundled is None:
         said.append(
             f"{spec.title} reads no shipped file while the variable is set: give --engine-dir to have them linked"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeopt import engines
-from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import ROLES, MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.engines import EngineSpec
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export.names import ConfigName, nearest_key
@@ -31,8 +31,7 @@ def export_configs(
     shape: MoEShape,
     gpu_name: str,
     triton_version: str,
-    up: Mapping[int, LaunchConfig],
-    down: Mapping[int, LaunchConfig] | None,
+    table: ConfigTable,
     *,
     replace: bool = False,
     unmeasured: bool = False,
@@ -52,8 +51,7 @@ def export_configs(
         shape: The layer as one GPU sees it.
         gpu_name: As torch reports it.
         triton_version: Of the server.
-        up: Batch size -> config of the up projection (of both in joint mode).
-        down: Batch size -> config of the down projection, None in joint mode.
+        table: The configs of each batch size.
         replace: Write only these batch sizes and drop what is in the files. Otherwise other batch
             sizes are kept.
         unmeasured: These are suggestions of a cost model, and the directory is marked as such. Without it
@@ -71,7 +69,7 @@ def export_configs(
         names = [ConfigName.of(engine, shape, gpu_name, role) for role in ROLES]
     except InvalidInputError as error:
         raise ExportError(str(error)) from None
-    new_up, new_down = _checked(spec, shape, up, down)
+    new_up, new_down = _checked(spec, shape, table)
     root = Path(directory)
     if not unmeasured:
         refuse_unmeasured(root)
@@ -144,19 +142,13 @@ def _merge_pair(old_up: Entries, old_down: Entries, up: Entries, down: Entries) 
     return merged_up, merged_down
 
 
-def _checked(
-    spec: EngineSpec, shape: MoEShape, up: Mapping[int, LaunchConfig], down: Mapping[int, LaunchConfig] | None
-) -> tuple[Entries, Entries]:
-    if not up:
+def _checked(spec: EngineSpec, shape: MoEShape, table: ConfigTable) -> tuple[Entries, Entries]:
+    if not table:
         raise ExportError("there are no tuned batch sizes to write: tune first, or give another storage or shape")
-    if down is not None and set(up) != set(down):
-        odd = sorted(set(up) ^ set(down))[0]
-        raise ExportError(f"batch size {odd} has a config for one role only: give both roles the same batch sizes")
-    pair = down if down is not None else up
-    for m in up:
+    for m, pair in table.items():
         if isinstance(m, bool) or not isinstance(m, int) or m < 1:
             raise ExportError(f"batch size {m!r} cannot be written: give whole numbers of at least 1")
-        for config in (up[m], pair[m]):
+        for config in (pair.up, pair.down):
             if shape.block_shape and config.block_size_k > shape.block_shape[1]:
                 what = "is another config" if spec.clamps_block_k else "gives wrong numbers"
                 raise ExportError(
@@ -166,18 +158,19 @@ def _checked(
             for key in config.to_dict():
                 if key not in spec.keys:
                     raise ExportError(f"batch size {m}: {spec.title} knows no {key}: tune without it for {spec.title}")
-        if not spec.split and up[m] != pair[m]:
+        if not spec.split and pair.up != pair.down:
             raise ExportError(
-                f"batch size {m} has two configs ({up[m]} and {pair[m]}), and {spec.title} reads one for both roles: "
-                f"tune with mode 'joint' for {spec.title}"
+                f"batch size {m} has two configs ({pair.up} and {pair.down}), and {spec.title} reads one for both "
+                f"roles: tune with mode 'joint' for {spec.title}"
             )
-        if up[m].block_size_m != pair[m].block_size_m:
+        if pair.up.block_size_m != pair.down.block_size_m:
             raise ExportError(
-                f"batch size {m}: BLOCK_SIZE_M is {up[m].block_size_m} for up and {pair[m].block_size_m} for down, "
+                f"batch size {m}: BLOCK_SIZE_M is {pair.up.block_size_m} for up and {pair.down.block_size_m} for down, "
                 "and one alignment serves both: give both the same"
             )
     more = spec.added_keys(shape)
-    return {m: {**up[m].to_dict(), **more} for m in up}, {m: {**pair[m].to_dict(), **more} for m in pair}
+    up, down = ({m: {**pair.config(role).to_dict(), **more} for m, pair in table.items()} for role in ROLES)
+    return up, down
 
 
 def _existing(path: Path, engine: str, triton_version: str) -> tuple[Entries, dict[str, Any]]:

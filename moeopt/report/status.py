@@ -50,7 +50,7 @@ class KeyStatus:
             "key": {**self.key.attrs(), "digest": self.key.digest},
             "trials": dict(self.states),
             "reasons": dict(self.reasons),
-            "best": {str(m): _row_dict(row) for m, row in self.rows.items()},
+            "best": {str(m): {**row.to_dict(), "speedup": row.speedup} for m, row in self.rows.items()},
             "timed": {f"{cell.role} {cell.batch_size}": n for cell, n in self.timed.items()},
             "runs": [
                 {
@@ -123,14 +123,3 @@ def _seconds_left(
         budget = max((run.trials for run in open_runs if cell.batch_size in run.batch_sizes), default=0)
         left += max(0, budget - len(found))
     return round(left * span / len(recent), 1)
-
-
-def _row_dict(row: BatchResult) -> dict[str, Any]:
-    return {
-        "up": {"config": row.up.config.to_dict(), "us": row.up.us, "measured": row.up.measured},
-        "down": {"config": row.down.config.to_dict(), "us": row.down.us, "measured": row.down.measured},
-        "total_us": row.total_us,
-        "default_us": row.default_us,
-        "roofline_us": row.roofline_us,
-        "speedup": row.speedup,
-    }

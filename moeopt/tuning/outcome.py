@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.files import write_file
 
@@ -62,6 +63,11 @@ class BatchResult:
     joint_us: float | None = None
 
     @property
+    def pair(self) -> ConfigPair:
+        """Both projections' configs."""
+        return ConfigPair(self.up.config, self.down.config)
+
+    @property
     def total_us(self) -> float:
         """Both projections together."""
         return self.up.us + self.down.us
@@ -89,6 +95,16 @@ class BatchResult:
     def roofline_fraction(self) -> float | None:
         """Roofline time over tuned time (1 is the roofline), or None."""
         return self.roofline_us / self.total_us if self.roofline_us is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        parts = {"up": self.up, "down": self.down}
+        return {
+            **{r: {"config": p.config.to_dict(), "us": p.us, "measured": p.measured} for r, p in parts.items()},
+            "total_us": self.total_us,
+            "default_us": self.default_us,
+            "roofline_us": self.roofline_us,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +137,7 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping."""
-        return {
-            name: (dict(value) if name == "reasons" else value)
-            for name in self.__dataclass_fields__
-            for value in (getattr(self, name),)
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -183,29 +195,28 @@ class Outcome:
         known = [row.speedup for row in self.rows.values() if row.speedup is not None]
         return math.exp(sum(map(math.log, known)) / len(known)) if known else None
 
-    def configs_for(self, engine: str) -> tuple[dict[int, LaunchConfig], dict[int, LaunchConfig] | None]:
-        """The configs that an engine's files hold: batch size -> up, and down or None where one serves both.
+    def configs_for(self, engine: str) -> ConfigTable:
+        """The configs that an engine's files hold.
 
         Raises:
             ExportError: There are none that the engine can use.
         """
         if not self.rows:
             raise ExportError("nothing to export: no batch size has a timed config yet")
-        up = {m: row.up.config for m, row in self.rows.items()}
-        down = {m: row.down.config for m, row in self.rows.items()} if self.mode == "split" else None
-        spec = engines.get(engine)
-        if not spec.split and self.mode == "split":
-            up, down = {m: row.joint_config for m, row in self.rows.items() if row.joint_config is not None}, None
-            if not up:
-                raise ExportError(
-                    f"no config was timed for both projections, which {spec.title} needs: tune with --mode joint"
-                )
-        return up, down
+        if engines.get(engine).split or self.mode == "joint":
+            return ConfigTable({m: row.pair for m, row in self.rows.items()}, joint=self.mode == "joint")
+        table = ConfigTable.of({m: row.joint_config for m, row in self.rows.items() if row.joint_config is not None})
+        if not table:
+            raise ExportError(
+                f"no config was timed for both projections, which {engines.get(engine).title} needs: tune with "
+                "--mode joint"
+            )
+        return table
 
     def left_out(self, engine: str) -> str:
         """One line on the tuned batch sizes that an engine's file cannot hold; empty where it holds all."""
-        up, _ = self.configs_for(engine)
-        missing = [m for m in self.batch_sizes if m not in up]
+        table = self.configs_for(engine)
+        missing = [m for m in self.batch_sizes if m not in table]
         if not missing:
             return ""
         return (
@@ -226,16 +237,7 @@ class Outcome:
             "routing": self.info.routing_title,
             "triton": self.info.triton,
             "wall_s": round(self.wall_s, 3),
-            "batch_sizes": {
-                str(m): {
-                    "up": _role(row.up),
-                    "down": _role(row.down),
-                    "total_us": row.total_us,
-                    "default_us": row.default_us,
-                    "roofline_us": row.roofline_us,
-                }
-                for m, row in sorted(self.rows.items())
-            },
+            "batch_sizes": {str(m): row.to_dict() for m, row in sorted(self.rows.items())},
             "counts": self.counts.to_dict(),
             "notes": list(self.notes),
             "timings": {k: round(v, 3) for k, v in self.timings.items()},
@@ -278,7 +280,3 @@ class Outcome:
         except ImportError:
             raise InvalidInputError("to_frame needs pandas: pip install pandas, or use to_rows()") from None
         return pandas.DataFrame(self.to_rows())
-
-
-def _role(part: RoleResult) -> dict[str, Any]:
-    return {"config": part.config.to_dict(), "us": part.us, "measured": part.measured}

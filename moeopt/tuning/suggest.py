@@ -16,6 +16,7 @@ from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.core.space import SearchSpace
+from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.costmodel.formula import launch_parts
 from moeopt.costmodel.model import predict_us
 from moeopt.errors import ExportError, InvalidInputError
@@ -41,6 +42,11 @@ class Suggestion:
     down: LaunchConfig
     predicted_us: float
     predicted_default_us: float
+
+    @property
+    def pair(self) -> ConfigPair:
+        """Both projections' configs."""
+        return ConfigPair(self.up, self.down)
 
 
 def suggest(
@@ -135,8 +141,7 @@ def write_suggestions(
         "shape": shape.to_dict(),
         "batch_sizes": {
             str(m): {
-                "up": s.up.to_dict(),
-                "down": s.down.to_dict(),
+                **s.pair.to_dict(),
                 "predicted_us": round(s.predicted_us, 1),
                 "predicted_default_us": round(s.predicted_default_us, 1),
             }
@@ -144,7 +149,6 @@ def write_suggestions(
         },
     }
     write_file(marker, json.dumps(summary, indent=2) + "\n")
-    up = {m: s.up for m, s in found.items()}
-    down = {m: s.down for m, s in found.items()} if engines.get(engine).split else None
-    paths = export_configs(engine, directory, shape, gpu.name, triton_version, up, down, replace=True, unmeasured=True)
+    table = ConfigTable({m: s.pair for m, s in found.items()}, joint=not engines.get(engine).split)
+    paths = export_configs(engine, directory, shape, gpu.name, triton_version, table, replace=True, unmeasured=True)
     return [*paths, marker]

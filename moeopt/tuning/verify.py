@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import ROLES, Role
+from moeopt.core.shape import ROLES
+from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device
@@ -27,28 +27,12 @@ _RESAMPLES: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The launch configs of one batch size."""
-
-    up: LaunchConfig
-    down: LaunchConfig
-
-    def config(self, role: Role) -> LaunchConfig:
-        """The config of one role."""
-        return self.up if role == "up" else self.down
-
-
-# Batch size -> its configs.
-ConfigTable = Mapping[int, Row]
-
-
-@dataclass(frozen=True, slots=True)
 class Arm:
     """One candidate at one batch size.
 
     Attributes:
         name: Such as ``default``, ``existing`` or ``tuned``.
-        row: Its configs.
+        pair: Its configs.
         up_us: Median microseconds of the up projection, or None where it has no time.
         down_us: The same for down.
         interval_us: Bootstrap interval of the sum.
@@ -56,7 +40,7 @@ class Arm:
     """
 
     name: str
-    row: Row
+    pair: ConfigPair
     up_us: float | None = None
     down_us: float | None = None
     interval_us: tuple[float, float] | None = None
@@ -116,10 +100,9 @@ class Verification:
     passes: int
     disturbed: int = 0
 
-    def configs(self) -> tuple[dict[int, LaunchConfig], dict[int, LaunchConfig]]:
-        """The kept rows: batch size -> up, batch size -> down."""
-        kept = {row.batch_size: row.arm(row.kept).row for row in self.rows}
-        return {m: row.up for m, row in kept.items()}, {m: row.down for m, row in kept.items()}
+    def configs(self) -> ConfigTable:
+        """The kept configs."""
+        return ConfigTable({row.batch_size: row.arm(row.kept).pair for row in self.rows})
 
     def replaced(self) -> list[int]:
         """Batch sizes where something else than today's row is kept."""
@@ -139,7 +122,7 @@ class Verification:
 
 def verify(
     device: Device,
-    tables: Mapping[str, ConfigTable],
+    tables: Mapping[str, Mapping[int, ConfigPair]],
     *,
     passes: int = DEFAULT_PASSES,
     minimum_gain: float = MINIMUM_GAIN,
@@ -191,12 +174,13 @@ def verify(
     )
 
 
-def default_table(device: Device, batch_sizes: Sequence[int]) -> dict[int, Row]:
+def default_table(device: Device, batch_sizes: Sequence[int]) -> ConfigTable:
     """What the engine runs where it finds no file."""
-    return {m: Row(device.spec.default_config("up", m), device.spec.default_config("down", m)) for m in batch_sizes}
+    default = device.spec.default_config
+    return ConfigTable({m: ConfigPair(default("up", m), default("down", m)) for m in batch_sizes})
 
 
-def _turn(tables: Mapping[str, ConfigTable], batch_sizes: Sequence[int], number: int) -> list[Job]:
+def _turn(tables: Mapping[str, Mapping[int, ConfigPair]], batch_sizes: Sequence[int], number: int) -> list[Job]:
     """One pass over all distinct configs: those of a cell side by side, in rotating order."""
     jobs: list[Job] = []
     for m in batch_sizes:
@@ -225,11 +209,11 @@ class _Samples:
             self.us.setdefault(job, []).append(measurement.median_us)
             self.rounds.setdefault(job, list(measurement.us))
 
-    def of(self, row: Row, batch_size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
+    def of(self, pair: ConfigPair, batch_size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
         """Samples of up and down, as many of each; or why there are none."""
         found = []
         for role in ROLES:
-            job = Job(Cell(role, batch_size), row.config(role))
+            job = Job(Cell(role, batch_size), pair.config(role))
             if job in self.failures or job not in self.us:
                 return f"{role}: {self.failures.get(job, 'was not timed')}"
             us = self.us[job] if len(self.us[job]) > 1 else self.rounds[job]
@@ -239,7 +223,7 @@ class _Samples:
 
 def _judge(
     m: int,
-    rows: Mapping[str, Row],
+    pairs: Mapping[str, ConfigPair],
     samples: _Samples,
     minimum_gain: float,
     confidence: float,
@@ -250,19 +234,19 @@ def _judge(
     resampled: dict[str, NDArray[np.float64]] = {}
     # One set of draws for all: candidates that were timed in the same pass stay together.
     draws = generator.random((_RESAMPLES, 64))
-    for name, row in rows.items():
-        found = samples.of(row, m)
+    for name, pair in pairs.items():
+        found = samples.of(pair, m)
         if isinstance(found, str):
-            arms[name] = Arm(name, row, failure=found)
+            arms[name] = Arm(name, pair, failure=found)
             continue
         up, down = found
         totals = _medians(up, draws) + _medians(down, draws)
         low, high = np.percentile(totals, [tail, 100 - tail])
         resampled[name] = totals
-        arms[name] = Arm(name, row, float(np.median(up)), float(np.median(down)), (float(low), float(high)))
-    baseline = next(iter(rows))
+        arms[name] = Arm(name, pair, float(np.median(up)), float(np.median(down)), (float(low), float(high)))
+    baseline = next(iter(pairs))
     kept, reason = baseline, ""
-    for name in list(rows)[1:]:
+    for name in list(pairs)[1:]:
         if arms[kept].total_us is None and arms[name].total_us is not None:
             kept, reason = name, f"{kept} has no time ({arms[kept].failure})"
         elif name in resampled and kept in resampled:
@@ -310,8 +294,7 @@ def _row_dict(row: VerifiedRow) -> dict[str, Any]:
         "reason": row.reason,
         "arms": {
             arm.name: {
-                "up": arm.row.up.to_dict(),
-                "down": arm.row.down.to_dict(),
+                **arm.pair.to_dict(),
                 "up_us": arm.up_us,
                 "down_us": arm.down_us,
                 "interval_us": arm.interval_us,

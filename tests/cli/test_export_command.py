@@ -10,6 +10,7 @@ import pytest
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.export import export_configs, read_config_file
 from tests.cli.conftest import Run
 
@@ -39,7 +40,9 @@ def test_what_tune_exported_comes_again(run: Run, tuned: str, tmp_path: Path) ->
 def test_merging_and_replacing(run: Run, tuned: str, tmp_path: Path) -> None:
     config = LaunchConfig(16, 64, 64, 1, 4, 3)
     shape = MoEShape(8, 2, 256, 128)
-    up, _ = export_configs("sglang", tmp_path / "out", shape, "NVIDIA H200", "3.6.0", {1: config, 512: config}, None)
+    up, _ = export_configs(
+        "sglang", tmp_path / "out", shape, "NVIDIA H200", "3.6.0", ConfigTable.of({1: config, 512: config})
+    )
     run("export", "sglang:out", "--storage", "s.db", "--triton", "3.6.0")
     assert list(read_config_file(up).entries) == [1, 16, 64, 512]
     run("export", "sglang:out", "--storage", "s.db", "--triton", "3.6.0", "--replace")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from moeopt.cli import tune, verify
 from moeopt.core.config import LaunchConfig
+from moeopt.core.table import ConfigTable
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs, import_configs
 from moeopt.recordings.format import Recording
@@ -37,7 +38,7 @@ def run(app: typer.Typer, *arguments: object) -> str:
 
 def write(recording: Recording, directory: Path, config: LaunchConfig) -> Path:
     table = dict.fromkeys((1, 16, 64), config)
-    export_configs("sglang", directory, recording.shape, recording.gpu.name, "3.6.0", table, table)
+    export_configs("sglang", directory, recording.shape, recording.gpu.name, "3.6.0", ConfigTable.of(table, table))
     return directory
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.doctor import Diagnosis, diagnose
 from moeopt.errors import InvalidInputError
 from moeopt.export import export_configs
@@ -22,7 +23,7 @@ UP = {1: CONFIG, 64: CONFIG}
 
 
 def write(root: Path, engine: str = "sglang", version: str = "3.6.0", shape: MoEShape = SHAPE) -> list[Path]:
-    return export_configs(engine, root, shape, GPU, version, UP, None)
+    return export_configs(engine, root, shape, GPU, version, ConfigTable.of(UP))
 
 
 def codes(answer: Diagnosis) -> list[str]:

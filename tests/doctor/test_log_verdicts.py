@@ -10,6 +10,7 @@ import pytest
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.doctor import Diagnosis, diagnose
 from moeopt.doctor.scan import scan
 from moeopt.doctor.verdict import judge_log
@@ -289,7 +290,9 @@ def test_what_is_no_log() -> None:
 
 def test_the_file_lies_in_another_directory(tmp_path: Path) -> None:
     config = LaunchConfig(16, 64, 128, 1, 4, 3)
-    export_configs("sglang", tmp_path, MoEShape(256, 8, 3072, 256), PRO, "3.6.0", {1: config, 2: config}, None)
+    export_configs(
+        "sglang", tmp_path, MoEShape(256, 8, 3072, 256), PRO, "3.6.0", ConfigTable.of({1: config, 2: config})
+    )
     log = tmp_path / "server.log"
     log.write_text("\n".join([args(), default(UP), default(DOWN), READY]))
     answer = diagnose(log, tmp_path)
@@ -301,7 +304,9 @@ def test_the_file_lies_in_another_directory(tmp_path: Path) -> None:
 
 def test_a_near_miss_lies_in_the_directory(tmp_path: Path) -> None:
     config = LaunchConfig(16, 64, 128, 1, 4, 3)
-    export_configs("sglang", tmp_path, MoEShape(257, 9, 3072, 256), PRO, "3.6.0", {1: config, 2: config}, None)
+    export_configs(
+        "sglang", tmp_path, MoEShape(257, 9, 3072, 256), PRO, "3.6.0", ConfigTable.of({1: config, 2: config})
+    )
     log = tmp_path / "server.log"
     here = [line.replace("/c/", f"{tmp_path}/") for line in (default(UP), default(DOWN))]
     log.write_text("\n".join([args(), *here, READY]))

@@ -14,6 +14,7 @@ from moeopt import engines, shape_from_model
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape, Role
+from moeopt.core.table import ConfigTable
 from moeopt.doctor import diagnose
 from moeopt.engines import EngineSpec, registry
 from moeopt.engines.file_names import FileName, FileNames
@@ -151,7 +152,7 @@ def tables(tmp_path: Path) -> Path:
     """A directory with its files of two batch sizes, up and down."""
     root = tmp_path / "mine"
     configs = {1: CONFIG, 64: OTHER}
-    up, down = export_configs("quark", root, SHAPE, GPU, "3.6.0", configs, {1: OTHER, 64: CONFIG})
+    up, down = export_configs("quark", root, SHAPE, GPU, "3.6.0", ConfigTable.of(configs, {1: OTHER, 64: CONFIG}))
     assert up == root / "tables" / "tr-3.6.0" / UP
     assert down == up.with_name("quark-8x1024@nvidia h200~down.json")
     return root
@@ -165,7 +166,7 @@ def test_a_name_belongs_to_one_engine() -> None:
 
 
 def test_files_are_written_merged_and_read_back(tables: Path) -> None:
-    export_configs("quark", tables, SHAPE, GPU, "3.6.0", {8: CONFIG}, None)
+    export_configs("quark", tables, SHAPE, GPU, "3.6.0", ConfigTable.of({8: CONFIG}))
     path = tables / "tables" / "tr-3.6.0" / UP
     assert json.loads(path.read_text())["8"] == {**CONFIG.to_dict(), "LANES": 4}
     file = read_config_file(path)
@@ -193,7 +194,7 @@ def test_its_own_keys_of_an_entry(tables: Path, entry: dict[str, object], code: 
 def test_what_it_does_not_know_is_not_written(tmp_path: Path) -> None:
     tma = LaunchConfig(16, 64, 128, 1, 4, 3, use_tma=True)
     with pytest.raises(ExportError, match="Quark knows no USE_TMA"):
-        export_configs("quark", tmp_path, BLOCKS, GPU, "3.6.0", {1: tma}, None)
+        export_configs("quark", tmp_path, BLOCKS, GPU, "3.6.0", ConfigTable.of({1: tma}))
 
 
 def test_lookup_finds_exact_older_missing_and_near(tables: Path) -> None:
@@ -231,7 +232,13 @@ def test_installing_beside_or_instead_of_what_it_ships(tmp_path: Path) -> None:
     shipped.write_text("{}")
     mine = tmp_path / "mine"
     done = install_configs(
-        "quark", SHAPE, GPU, "3.6.0", {1: CONFIG}, None, package=package, environment={"QUARK_TABLES": str(mine)}
+        "quark",
+        SHAPE,
+        GPU,
+        "3.6.0",
+        ConfigTable.of({1: CONFIG}),
+        package=package,
+        environment={"QUARK_TABLES": str(mine)},
     )
     assert "linked 1 files that Quark ships" in done.said
     assert (mine / "tables" / "tr-3.5.0" / shipped.name).samefile(shipped)

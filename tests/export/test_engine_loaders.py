@@ -18,6 +18,7 @@ import pytest
 from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.doctor.scan import scan
 from moeopt.doctor.verdict import judge_log
 from moeopt.export import ConfigName, export_configs, find_config_files
@@ -137,7 +138,7 @@ def test_the_engine_reads_exactly_what_was_exported(engine: str, tmp_path: Path)
         expect, written = [], []
         for seed, shape in enumerate(shapes.values()):
             up, down = tuned(shape, seed, split=engine == "sglang" and seed % 2 == 0)
-            written += export_configs(engine, directory, shape, device, DEVICES[device], up, down)
+            written += export_configs(engine, directory, shape, device, DEVICES[device], ConfigTable.of(up, down))
             # vLLM's launch for integer weights and 16-bit activations takes SPLIT_K from the file.
             grouped = engine == "vllm" and shape.dtype in ("int4_w4a16", "int8_w8a16")
             expect.append(expected(up, down, {"SPLIT_K": 1} if grouped else None))
@@ -165,9 +166,9 @@ def test_what_sglang_does_without_the_exact_files(tmp_path: Path) -> None:
     for case in cases:
         (tmp_path / case / "configs").mkdir(parents=True)
     for case in ("joint", "stale_down", "old"):
-        export_configs("sglang", tmp_path / case, shape, device, "3.5.1", old, old_down)
+        export_configs("sglang", tmp_path / case, shape, device, "3.5.1", ConfigTable.of(old, old_down))
     for case in ("joint", "stale_down", "up_alone"):
-        _, down = export_configs("sglang", tmp_path / case, shape, device, "3.6.0", new, None)
+        _, down = export_configs("sglang", tmp_path / case, shape, device, "3.6.0", ConfigTable.of(new))
         if case != "joint":
             down.unlink()
     answers = ask("sglang", [job("sglang", tmp_path / case, device, [shape]) for case in cases])
@@ -198,7 +199,7 @@ def test_what_sglang_does_without_the_exact_files(tmp_path: Path) -> None:
 def test_vllm_without_a_file_and_its_int8(tmp_path: Path) -> None:
     shape, device = SHAPES["int8"], "NVIDIA H200 NVL"
     up, _ = tuned(shape, 5, split=False)
-    (path,) = export_configs("vllm", tmp_path / "int8", shape, device, "3.7.1", up, None)
+    (path,) = export_configs("vllm", tmp_path / "int8", shape, device, "3.7.1", ConfigTable.of(up))
     assert "dtype" not in path.name and "NVIDIA_H200.json" in path.name
     int8, nothing = ask(
         "vllm", [job("vllm", tmp_path / "int8", device, [shape]), job("vllm", tmp_path / "no", device, [SHAPES["fp8"]])]

@@ -9,6 +9,7 @@ import pytest
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.errors import ExportError
 from moeopt.export import install_configs, start_line
 from moeopt.export.install import bundled_directory
@@ -31,7 +32,14 @@ def sglang(tmp_path: Path) -> Path:
 
 def install(package: Path | None, engine: str = "sglang", **environment: str):
     return install_configs(
-        engine, SHAPE, "NVIDIA H200", "3.6.0", {1: CONFIG}, None, package=package, environment=environment, model="/m"
+        engine,
+        SHAPE,
+        "NVIDIA H200",
+        "3.6.0",
+        ConfigTable.of({1: CONFIG}),
+        package=package,
+        environment=environment,
+        model="/m",
     )
 
 
@@ -66,7 +74,7 @@ def test_writing_over_a_link_leaves_what_it_points_to(sglang: Path, tmp_path: Pa
     mine = tmp_path / "mine"
     install(sglang, SGLANG_MOE_CONFIG_DIR=str(mine))
     done = install_configs(
-        "sglang", SHAPE, "NVIDIA H200", "3.5.1", {1: CONFIG}, None, package=sglang,
+        "sglang", SHAPE, "NVIDIA H200", "3.5.1", ConfigTable.of({1: CONFIG}), package=sglang,
         environment={"SGLANG_MOE_CONFIG_DIR": str(mine)},
     )  # fmt: skip
     assert sorted(json.loads(done.paths[0].read_text())) == ["1", "2"]

@@ -9,6 +9,7 @@ import pytest
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.errors import InvalidInputError
 from moeopt.export import ConfigName, export_configs, find_config_files, import_configs
 from moeopt.export.lookup import config_root, guess_engine
@@ -21,7 +22,7 @@ OTHER = LaunchConfig(16, 128, 64, 8, 4, 2)
 
 
 def write(root: Path, engine: str = "sglang", version: str = "3.6.0", gpu: str = GPU, shape: MoEShape = SHAPE):
-    return export_configs(engine, root, shape, gpu, version, {1: CONFIG, 64: OTHER}, None)
+    return export_configs(engine, root, shape, gpu, version, ConfigTable.of({1: CONFIG, 64: OTHER}))
 
 
 def look(root: Path, engine: str = "sglang", version: str = "3.6.0"):

@@ -10,7 +10,8 @@ import pytest
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
-from moeopt.errors import ExportError
+from moeopt.core.table import ConfigTable
+from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import check_pair, export_configs, read_config_file
 
 SHAPE = MoEShape(256, 8, 6144, 256, "fp8_w8a8", (128, 128))
@@ -22,7 +23,7 @@ LARGE = LaunchConfig(64, 128, 128, 8, 4, 3)
 
 
 def sglang(directory: Path, up, down=None, **options) -> list[Path]:
-    return export_configs("sglang", directory, SHAPE, GPU, "3.6.0", up, down, **options)
+    return export_configs("sglang", directory, SHAPE, GPU, "3.6.0", ConfigTable.of(up, down), **options)
 
 
 def entries(path: Path) -> dict[str, dict]:
@@ -41,7 +42,7 @@ def test_sglang_writes_both_roles_where_the_engine_looks(tmp_path: Path) -> None
 
 
 def test_vllm_writes_one_flat_file(tmp_path: Path) -> None:
-    (path,) = export_configs("vllm", tmp_path / "new", SHAPE, "NVIDIA H200 NVL", "3.6.0", {8: SMALL}, None)
+    (path,) = export_configs("vllm", tmp_path / "new", SHAPE, "NVIDIA H200 NVL", "3.6.0", ConfigTable.of({8: SMALL}))
     assert path == tmp_path / "new" / "E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
     assert entries(path) == {"8": SMALL.to_dict()}
 
@@ -91,7 +92,7 @@ def test_files_with_other_batch_sizes_are_brought_together(tmp_path: Path) -> No
 
 def test_vllm_keeps_the_noted_triton_version_only_if_it_is_the_same(tmp_path: Path) -> None:
     def again(version: str) -> dict:
-        (path,) = export_configs("vllm", tmp_path, BF16, GPU, version, {8: SMALL}, None)
+        (path,) = export_configs("vllm", tmp_path, BF16, GPU, version, ConfigTable.of({8: SMALL}))
         return entries(path)
 
     again("3.6.0")
@@ -151,17 +152,17 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_engine_cannot_use_is_refused(tmp_path: Path, engine: str, up, down, words: str) -> None:
-    with pytest.raises(ExportError, match=words) as caught:
-        export_configs(engine, tmp_path / "out", SHAPE, GPU, "3.6.0", up, down)
+    with pytest.raises((ExportError, InvalidInputError), match=words) as caught:
+        export_configs(engine, tmp_path / "out", SHAPE, GPU, "3.6.0", ConfigTable.of(up, down))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_versions_with_a_suffix_go_into_a_directory_that_the_loader_understands(tmp_path: Path) -> None:
-    up, _ = export_configs("sglang", tmp_path, SHAPE, GPU, "3.6.0+git1234", {1: SMALL}, None)
+    up, _ = export_configs("sglang", tmp_path, SHAPE, GPU, "3.6.0+git1234", ConfigTable.of({1: SMALL}))
     assert up.parent.name == "triton_3_6_0"
     with pytest.raises(ExportError, match="Triton version"):
-        export_configs("sglang", tmp_path, SHAPE, GPU, "nightly", {1: SMALL}, None)
+        export_configs("sglang", tmp_path, SHAPE, GPU, "nightly", ConfigTable.of({1: SMALL}))
 
 
 def test_two_exports_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -189,5 +190,5 @@ def test_vllm_gets_split_k_where_its_launch_needs_it(tmp_path: Path) -> None:
         ("sglang", int4, False),
         ("vllm", MoEShape(8, 2, 256, 128), False),
     ):
-        path = export_configs(engine, tmp_path / engine, shape, "NVIDIA H200", "3.6.0", {16: config}, None)[0]
+        path = export_configs(engine, tmp_path / engine, shape, "NVIDIA H200", "3.6.0", ConfigTable.of({16: config}))[0]
         assert ("SPLIT_K" in json.loads(path.read_text())["16"]) is expected

@@ -14,6 +14,7 @@ from moeopt.cli import build_app
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import DEFAULT_BATCH_SIZES, ROLES, MoEShape
+from moeopt.core.table import ConfigTable
 from moeopt.errors import ExportError
 from moeopt.export import export_configs
 from moeopt.export.install import install_configs
@@ -93,7 +94,7 @@ class TestFiles:
 
     def test_the_exporter_itself_never_mixes_them(self, tmp_path: Path) -> None:
         s = suggest(FP8, RTX_PRO, [1])[1]
-        args = (FP8, RTX_PRO.name, "3.6.0", {1: s.up}, {1: s.down})
+        args = (FP8, RTX_PRO.name, "3.6.0", ConfigTable({1: s.pair}))
         measured, marked = tmp_path / "measured", tmp_path / "marked"
         written = export_configs("sglang", measured, *args)
         before = written[0].read_bytes()

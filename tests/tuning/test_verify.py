@@ -13,15 +13,16 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
+from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.core.trial import Cell, Failure, Job, Measurement, Race, never_stop
 from moeopt.errors import InvalidInputError
 from moeopt.measure.base import Device, DeviceSpec
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
-from moeopt.tuning.verify import Row, default_table, verify
+from moeopt.tuning.verify import default_table, verify
 
 A, B, C = (LaunchConfig(16, n, 64, 1, 4, 2) for n in (32, 64, 128))
-A_ROW, B_ROW, C_ROW = (Row(c, c) for c in (A, B, C))
+A_ROW, B_ROW, C_ROW = (ConfigPair(c, c) for c in (A, B, C))
 
 
 class NoisyDevice(Device):
@@ -55,7 +56,7 @@ def test_a_gain_beyond_noise_and_one_percent_takes_the_row() -> None:
     assert row.kept == row.best == "tuned" and outcome.replaced() == [64]
     assert row.gain == pytest.approx(0.1, abs=0.01)
     assert row.interval[0] < row.gain < row.interval[1] and row.interval[0] > 0.05
-    assert outcome.configs() == ({64: B}, {64: B})
+    assert outcome.configs() == ConfigTable({64: ConfigPair(B, B)})
     low, high = row.arm("tuned").interval_us
     assert low < row.arm("tuned").total_us < high
 
@@ -72,7 +73,7 @@ def test_noise_and_small_gains_keep_the_default_and_say_so(us, noise, words) -> 
     outcome = verify(NoisyDevice(us, noise=noise), {"default": {64: A_ROW}, "tuned": {64: B_ROW}})
     (row,) = outcome.rows
     assert row.kept == "default" and words in row.reason and "default is kept" in row.reason
-    assert outcome.replaced() == [] and outcome.configs()[0] == {64: A}
+    assert outcome.replaced() == [] and outcome.configs()[64].up == A
 
 
 def test_turns_are_taken_so_that_a_drift_favours_nobody() -> None:
@@ -121,12 +122,12 @@ def test_a_recording_is_replayed_once_with_the_noise_of_its_rounds(tiny_recordin
         key=lambda c: sum(recording.rows[c].roles[role].us[1][0] for role in ("up", "down")),
     )
     default = LaunchConfig(16, 32, 64, 1, 4, 3)
-    assert default_table(device, [1])[1] == Row(default, default)
-    outcome = verify(device, {"default": {1: Row(default, default)}, "tuned": {1: Row(best, best)}})
+    assert default_table(device, [1])[1] == ConfigPair(default, default)
+    outcome = verify(device, {"default": {1: ConfigPair(default, default)}, "tuned": {1: ConfigPair(best, best)}})
     assert outcome.replayed and outcome.passes == 1 and outcome.rows[0].kept == "tuned"
     recorded = sum(recording.rows[best].roles[role].us[1][2] for role in ("up", "down"))
     assert outcome.rows[0].arm("tuned").total_us == pytest.approx(recorded)
-    again = verify(device, {"default": {1: Row(default, default)}, "tuned": {1: Row(best, best)}})
+    again = verify(device, {"default": {1: ConfigPair(default, default)}, "tuned": {1: ConfigPair(best, best)}})
     assert again == outcome
     assert json.loads(json.dumps(outcome.to_dict()))["batch_sizes"]["1"]["kept"] == "tuned"
 
