@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moeopt.core.gpu import GpuSpec
+from moeopt.core.gpu import GpuSpec, cuda_index
 from moeopt.core.shape import MoEShape, choose_batch_sizes
 from moeopt.errors import InvalidInputError, RecordingError
 from moeopt.kernels.routing import Routing
@@ -121,11 +121,9 @@ def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Devi
 
 def _cuda_indices(gpu: str | None) -> tuple[int, ...] | None:
     """GPU indices, or None for all."""
-    if gpu is None or gpu in ("auto", "cuda"):
-        return (0,)
     if gpu == "all":
         return None
-    kind, _, index = gpu.partition(":")
-    if kind == "cuda" and index.isdigit():
-        return (int(index),)
-    raise InvalidInputError(f"gpu {gpu!r} is unknown: give cuda:0, all, or recorded:FILE")
+    index = cuda_index("auto" if gpu is None else gpu)
+    if index is None:
+        raise InvalidInputError(f"gpu {gpu!r} is unknown: give cuda:0, all, or recorded:FILE")
+    return (index,)

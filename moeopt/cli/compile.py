@@ -55,7 +55,7 @@ def compile_space(
     name = gpu or (file.tune.gpu if file is not None else None)
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU to compile for, such as --gpu "NVIDIA H200"')
-    target = GpuSpec.by_name(name) if not name.startswith("cuda") else GpuSpec.detect(_index(name))
+    target = GpuSpec.named(name)
     chosen = get_kernel(kernel, engine=given.engine if kernel == "auto" else None)
     searched = SearchSpace.named(space, shape)
     path = out or Path(f"{target.name.replace(' ', '-')}-{shape.slug()}-{chosen.key.name}-{space}-compiled.jsonl.gz")
@@ -100,10 +100,3 @@ def _report(counts: SweepCounts, workers: int) -> list[str]:
         for text, count in sorted(values.items(), key=lambda item: -item[1]):
             lines.append(f"  {title}: {text}: {count}")
     return lines
-
-
-def _index(name: str) -> int:
-    _, _, index = name.partition(":")
-    if index and not index.isdigit():
-        raise InvalidInputError(f"--gpu is {name!r}: give cuda:0 or a GPU's name")
-    return int(index or 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +38,53 @@ def register(app: typer.Typer) -> None:
     app.command("export")(o.with_groups(export, without=("engine",)))
 
 
+@dataclass(frozen=True)
+class ExportOptions:
+    """How files are written; :func:`moeopt.cli.options.with_groups` makes options of the fields."""
+
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Drop other batch sizes of existing files instead of keeping them.")
+    ] = False
+    install: Annotated[
+        bool, typer.Option("--install", help="Write where the engine reads, and print how to start the server.")
+    ] = False
+    engine_dir: Annotated[
+        Path | None,
+        typer.Option("--engine-dir", help="The engine's package directory where it is not importable here."),
+    ] = None
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            "--ladder",
+            help="auto: add batch sizes where the nearest one's config is over 2 % slower than the neighbour's.",
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="With --ladder: measure there (cuda:0, recorded:FILE) instead of estimating."),
+    ] = None
+    routing: Annotated[
+        str | None, typer.Option("--routing", help="With --gpu: file:PATH, where the tune was given such a file.")
+    ] = None
+    triton: Annotated[
+        str | None, typer.Option("--triton", help="Triton version of the server. Default: the one tuned with.")
+    ] = None
+    gpu_name: Annotated[
+        str | None, typer.Option("--gpu-name", help="The server's GPU as torch names it. Default: the one tuned on.")
+    ] = None
+
+    def check(self) -> None:
+        """Raises InvalidInputError where one is without the other that it goes with."""
+        if self.engine_dir is not None and not self.install:
+            raise InvalidInputError("--engine-dir goes with --install")
+        if self.ladder not in (None, "auto"):
+            raise InvalidInputError(f"--ladder is {self.ladder!r}: give auto, or omit it")
+        if self.gpu is not None and self.ladder is None:
+            raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
+        if self.routing is not None and self.gpu is None:
+            raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
+
+
 def export(
     target: Annotated[
         str, typer.Argument(help="sglang:DIR or vllm:DIR; with --install only sglang or vllm.", metavar="ENGINE:DIR")
@@ -46,43 +93,14 @@ def export(
     given: o.ShapeOptions = o.NO_SHAPE,
     mode: o.ModeOption = None,
     key: o.KeyOption = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Drop other batch sizes of existing files instead of keeping them.")
-    ] = False,
-    install: Annotated[
-        bool, typer.Option("--install", help="Write where the engine reads, and print how to start the server.")
-    ] = False,
-    engine_dir: Annotated[
-        Path | None,
-        typer.Option("--engine-dir", help="The engine's package directory where it is not importable here."),
-    ] = None,
-    ladder: Annotated[
-        str | None,
-        typer.Option(
-            "--ladder",
-            help="auto: add batch sizes where the nearest one's config is over 2 % slower than the neighbour's.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", help="With --ladder: measure there (cuda:0, recorded:FILE) instead of estimating."),
-    ] = None,
-    routing: Annotated[
-        str | None, typer.Option("--routing", help="With --gpu: file:PATH, where the tune was given such a file.")
-    ] = None,
-    triton: Annotated[
-        str | None, typer.Option("--triton", help="Triton version of the server. Default: the one tuned with.")
-    ] = None,
-    gpu_name: Annotated[
-        str | None, typer.Option("--gpu-name", help="The server's GPU as torch names it. Default: the one tuned on.")
-    ] = None,
+    options: ExportOptions = ExportOptions(),
     json_path: Annotated[Path | None, typer.Option("--json", help="Write what was written as JSON.")] = None,
 ) -> None:
     """Write or merge the engines' config files from a study database."""
-    engine, directory = _target(target, install)
-    _check_options(install, engine_dir, ladder, gpu, routing)
+    engine, directory = _target(target, options.install)
+    options.check()
     check_file(json_path)
-    given = dataclasses.replace(given, engine=engine)
+    given = replace(given, engine=engine)
     shape = given.resolve()[0] if given.given() else None
     result = load(storage, shape, mode=mode, key=key)
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -91,22 +109,18 @@ def export(
     if left_out:
         console.print(f"note: {left_out}")
     extra = ExtraBatchSizes()
-    if ladder:
-        extra, how = _find_extra(result, table, storage, gpu, routing, engine)
-        _print_extra(console, extra, how, "" if gpu else ": give --gpu to measure there")
+    if options.ladder:
+        extra, how = _find_extra(result, table, storage, engine, options)
+        _print_extra(console, extra, how, "" if options.gpu else ": give --gpu to measure there")
         table = extra.added_to(table)
-    server_gpu, server_triton = full_gpu_name(gpu_name or result.gpu), triton or result.info.triton
-    model = str(given.model) if given.model else None
-    if install:
-        done = install_configs(
-            engine, result.shape, server_gpu, server_triton, table, replace=replace, package=engine_dir, model=model
-        )
-        paths, said, start = done.paths, done.said, done.start
+    server = result.shape, full_gpu_name(options.gpu_name or result.gpu), options.triton or result.info.triton
+    model, said = str(given.model) if given.model else None, ""
+    if options.install:
+        done = install_configs(engine, *server, table, replace=options.replace, package=options.engine_dir, model=model)
+        paths, said, start = list(done.paths), done.said, done.start
     else:
-        paths = tuple(
-            export_configs(engine, directory, result.shape, server_gpu, server_triton, table, replace=replace)
-        )
-        said, start = "", start_line(engine, directory, result.shape, model)
+        paths = export_configs(engine, directory, *server, table, replace=options.replace)
+        start = start_line(engine, directory, result.shape, model)
     for path in paths:
         count = len(read_config_file(path, engine=engine).entries)
         console.print(f"wrote {path} ({count} batch sizes)")
@@ -139,33 +153,21 @@ def _target(target: str, install: bool) -> tuple[str, str]:
     return engine, directory
 
 
-def _check_options(
-    install: bool, engine_dir: Path | None, ladder: str | None, gpu: str | None, routing: str | None
-) -> None:
-    if engine_dir is not None and not install:
-        raise InvalidInputError("--engine-dir goes with --install")
-    if ladder not in (None, "auto"):
-        raise InvalidInputError(f"--ladder is {ladder!r}: give auto, or omit it")
-    if gpu is not None and ladder is None:
-        raise InvalidInputError("--gpu goes with --ladder auto: nothing else is measured here")
-    if routing is not None and gpu is None:
-        raise InvalidInputError("--routing goes with --gpu: nothing is measured without it")
-
-
 def _find_extra(
-    result: TuneResult, table: ConfigTable, storage: str | None, gpu: str | None, routing: str | None, engine: str
+    result: TuneResult, table: ConfigTable, storage: str | None, engine: str, options: ExportOptions
 ) -> tuple[ExtraBatchSizes, str]:
     """Batch sizes to add, and how their times are known."""
+    gpu = options.gpu
     if gpu is None:
         assert result.key is not None  # it was loaded
         with StudyStore(DEFAULT_STORAGE if storage is None else storage, create=False) as store:
             found = find_extra_batch_sizes(table, stored_times(store, result.key))
         return found, "estimated from the timed batch sizes around it"
     recorded = gpu.startswith("recorded:")
-    options = DeviceOptions() if recorded else DeviceOptions.as_measured(result.info, routing, engine=engine)
-    with open_device(gpu, result.shape, options, batch_sizes=result.batch_sizes) as device:
-        how = "estimated between the batch sizes of a recording" if recorded else "measured on the GPU"
-        return find_extra_batch_sizes(table, measured_times(device)), how
+    how = DeviceOptions() if recorded else DeviceOptions.as_measured(result.info, options.routing, engine=engine)
+    with open_device(gpu, result.shape, how, batch_sizes=result.batch_sizes) as device:
+        said = "estimated between the batch sizes of a recording" if recorded else "measured on the GPU"
+        return find_extra_batch_sizes(table, measured_times(device)), said
 
 
 def _print_extra(console: Console, extra: ExtraBatchSizes, how: str, hint: str) -> None:

@@ -14,18 +14,16 @@ from moeopt import engines
 from moeopt.api import load
 from moeopt.cli import options as o
 from moeopt.core.shape import MoEShape
-from moeopt.core.table import ConfigTable
 from moeopt.devices import open_device
 from moeopt.errors import InvalidInputError
-from moeopt.export import export_configs, import_configs
+from moeopt.export import export_configs
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable, write_file
-from moeopt.measure.base import Device
 from moeopt.measure.options import DeviceOptions
 from moeopt.recordings.format import Recording
 from moeopt.recordings.shipped import find_recording
 from moeopt.result import TuneResult
-from moeopt.tuning.verify import DEFAULT_PASSES, MINIMUM_GAIN, Verification, default_table, verify
+from moeopt.tuning.verify import DEFAULT_PASSES, MINIMUM_GAIN, Verification, tables_to_compare, verify
 
 
 def register(app: typer.Typer) -> None:
@@ -68,31 +66,21 @@ def verify_command(
     if export is not None:
         check_writable(export)
         refuse_unmeasured(export)
-    recorded = (gpu or "").startswith("recorded:")
-    shape: MoEShape | None = given.resolve()[0] if given.given() else None
-    result: TuneResult | None = None
-    if tuned is not None:
-        if storage is not None or mode is not None or key is not None:
-            raise InvalidInputError("--tuned and --storage, --mode or --key exclude each other: give one of them")
-        if shape is None and not recorded:
-            raise InvalidInputError("--tuned names files only: give the shape as well, with --model or --experts ...")
-    else:
-        if shape is None and gpu is not None and recorded:
-            shape = Recording.load(find_recording(gpu.removeprefix("recorded:"))).shape
-        result = load(storage, shape, mode=mode, key=key)
-        shape = result.shape
+    shape = given.resolve()[0] if given.given() else None
+    judged = _tuned(tuned, storage, mode, key, shape, gpu)
+    table = judged.configs_for(engine) if isinstance(judged, TuneResult) else judged
+    shape = judged.shape if isinstance(judged, TuneResult) else shape
     sizes = o.parse_batch_sizes(batch_sizes)
     console = Console(soft_wrap=True, highlight=False)
     options = DeviceOptions(kernel=kernel, engine=engine, routing=routing)
     with open_device(gpu, shape, options, batch_sizes=sizes) as device:
-        spec = device.spec
+        spec, version = device.spec, triton or device.spec.provenance.triton
         console.print(spec.provenance.source, markup=False)
-        tables = _tables(device, engine, tuned, existing, result, sizes, triton)
+        tables = tables_to_compare(device, engine, table, existing, sizes, version)
         outcome = verify(device, tables, passes=passes, minimum_gain=minimum_gain / 100)
         written = []
         if export is not None:
             kept = outcome.configs() if engines.get(engine).split else outcome.configs().joined()
-            version = triton or spec.provenance.triton
             written = export_configs(engine, export, spec.shape, spec.gpu.name, version, kept)
     print_verification(console, outcome)
     for path in written:
@@ -101,43 +89,20 @@ def verify_command(
         write_file(json_path, json.dumps(outcome.to_dict(), indent=1) + "\n")
 
 
-def _tables(
-    device: Device,
-    engine: str,
-    tuned: Path | None,
-    existing: Path | None,
-    result: TuneResult | None,
-    sizes: tuple[int, ...] | None,
-    triton: str | None,
-) -> dict[str, ConfigTable]:
-    """Existing (if given), default, tuned: in the order in which a row may be taken over."""
-    version = triton or device.spec.provenance.triton
-    if result is None:
-        assert tuned is not None
-        files = import_configs(engine, tuned, device.spec.shape, device.spec.gpu, version)
-        if sizes is not None:
-            _timed(device, sizes, every=True)
-        tuned_table = files.table(sizes or _timed(device, tuple(files.up)))
-    else:
-        table = result.configs_for(engine)
-        tuned_table = table.take(sizes or table)
-    tables = {"default": default_table(device, tuple(tuned_table)), "tuned": tuned_table}
-    if existing is not None:
-        files = import_configs(engine, existing, device.spec.shape, device.spec.gpu, version)
-        tables = {"existing": files.table(tuned_table), **tables}
-    return tables
-
-
-def _timed(device: Device, keys: tuple[int, ...], *, every: bool = False) -> tuple[int, ...]:
-    """Of these batch sizes, those that the device can time; an error where it is none, or not ``every`` one."""
-    there = device.spec.batch_sizes
-    found = tuple(m for m in keys if there is None or m in there)
-    if not found or (every and found != keys):
-        missing = next(m for m in keys if m not in found)
-        raise InvalidInputError(
-            f"batch size {missing} is not in the recording: it holds {', '.join(map(str, there or ()))}"
-        )
-    return found
+def _tuned(
+    tuned: Path | None, storage: str | None, mode: str | None, key: str | None, shape: MoEShape | None, gpu: str | None
+) -> Path | TuneResult:
+    """What is judged: a directory with files, or what a study database holds."""
+    recorded = (gpu or "").startswith("recorded:")
+    if tuned is None:
+        if shape is None and gpu is not None and recorded:
+            shape = Recording.load(find_recording(gpu.removeprefix("recorded:"))).shape
+        return load(storage, shape, mode=mode, key=key)
+    if storage is not None or mode is not None or key is not None:
+        raise InvalidInputError("--tuned and --storage, --mode or --key exclude each other: give one of them")
+    if shape is None and not recorded:
+        raise InvalidInputError("--tuned names files only: give the shape as well, with --model or --experts ...")
+    return tuned
 
 
 def print_verification(console: Console, outcome: Verification) -> None:

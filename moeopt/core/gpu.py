@@ -97,6 +97,17 @@ class GpuSpec:
         return spec
 
     @classmethod
+    def named(cls, name: str | None) -> GpuSpec:
+        """The GPU here that ``cuda:N`` names (the first: None, ``cuda``, ``auto``, ``all``), or one of the table.
+
+        Raises:
+            DeviceError: torch finds no such GPU.
+            UnknownGpuError: The table has no such GPU.
+        """
+        index = 0 if name in (None, "all") else cuda_index(str(name))
+        return cls.by_name(str(name)) if index is None else cls.detect(index)
+
+    @classmethod
     def detect(cls, index: int = 0) -> GpuSpec:
         """The CUDA GPU with this index; rates that the driver does not report are from the table.
 
@@ -130,6 +141,14 @@ class GpuSpec:
             int8_tops=known.int8_tops if known else 0.0,
             unified_memory=bool(getattr(p, "is_integrated", False)),
         )
+
+
+def cuda_index(name: str) -> int | None:
+    """The index that ``cuda:1`` names, 0 for ``cuda`` and ``auto``; None for anything else."""
+    kind, _, index = name.partition(":")
+    if name in ("auto", "cuda"):
+        return 0
+    return int(index) if kind == "cuda" and index.isdigit() else None
 
 
 _OPTIONAL: Final = ("fp8_tflops", "int8_tops", "unified_memory")

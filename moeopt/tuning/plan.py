@@ -101,7 +101,7 @@ def make_plan(request: TuneRequest, triton: str) -> Plan:
             f"{recording.path} is a recording of {recording.shape.slug()}, and {shape.slug()} was asked for: "
             "omit the shape, or name a GPU"
         )
-    gpu = recording.gpu if recording is not None else _gpu(request.gpu)
+    gpu = recording.gpu if recording is not None else GpuSpec.named(request.gpu)
     batch_sizes = choose_batch_sizes(request.batch_sizes, recording.batch_sizes if recording is not None else None)
     space, trials = request.search.space, request.search.trials
     chosen = SearchSpace.named(space, shape)
@@ -131,15 +131,6 @@ def _file_names(engine: str, shape: MoEShape, gpu: GpuSpec, triton: str) -> list
     names = dict.fromkeys(str(ConfigName.of(engine, shape, gpu.name, role)) for role in ROLES)
     place = engines.get(engine).layout.place(Path(), triton)
     return [(place / name).as_posix() for name in names]
-
-
-def _gpu(name: str | None) -> GpuSpec:
-    if name is None or name in ("auto", "cuda", "all"):
-        return GpuSpec.detect(0)
-    kind, _, index = name.partition(":")
-    if kind == "cuda" and index.isdigit():
-        return GpuSpec.detect(int(index))
-    return GpuSpec.by_name(name)
 
 
 def _recording(request: TuneRequest) -> Recording | None:

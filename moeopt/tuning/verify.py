@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from moeopt.core.shape import ROLES
 from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.errors import InvalidInputError
+from moeopt.export import import_configs
 from moeopt.measure.base import Device
 
 DEFAULT_PASSES: Final = 10
@@ -178,6 +180,51 @@ def default_table(device: Device, batch_sizes: Sequence[int]) -> ConfigTable:
     """What the engine runs where it finds no file."""
     default = device.spec.default_config
     return ConfigTable({m: ConfigPair(default("up", m), default("down", m)) for m in batch_sizes})
+
+
+def tables_to_compare(
+    device: Device,
+    engine: str,
+    tuned: ConfigTable | Path,
+    existing: Path | None,
+    batch_sizes: Sequence[int] | None,
+    triton_version: str,
+) -> dict[str, ConfigTable]:
+    """Existing (if given), default and tuned configs, in the order in which a row may be taken over.
+
+    Args:
+        device: Will time them.
+        engine: Whose files are read.
+        tuned: The tuned configs, or a directory with files of them.
+        existing: A directory with the files that a server reads today.
+        batch_sizes: What is compared; None for all that are tuned and that the device can time.
+        triton_version: Of the server.
+
+    Raises:
+        InvalidInputError: A batch size is not tuned or not in the recording, or files cannot be used.
+    """
+    shape, gpu = device.spec.shape, device.spec.gpu
+    if isinstance(tuned, Path):
+        files = import_configs(engine, tuned, shape, gpu, triton_version)
+        table = files.table(_timed(device, tuple(batch_sizes or files.up), every=batch_sizes is not None))
+    else:
+        table = tuned.take(batch_sizes or tuned)
+    tables = {"default": default_table(device, tuple(table)), "tuned": table}
+    if existing is None:
+        return tables
+    return {"existing": import_configs(engine, existing, shape, gpu, triton_version).table(table), **tables}
+
+
+def _timed(device: Device, keys: tuple[int, ...], *, every: bool) -> tuple[int, ...]:
+    """Of these batch sizes, those that the device can time; an error where it is none, or not ``every`` one."""
+    there = device.spec.batch_sizes
+    found = tuple(m for m in keys if there is None or m in there)
+    if not found or (every and found != keys):
+        missing = next(m for m in keys if m not in found)
+        raise InvalidInputError(
+            f"batch size {missing} is not in the recording: it holds {', '.join(map(str, there or ()))}"
+        )
+    return found
 
 
 def _turn(tables: Mapping[str, Mapping[int, ConfigPair]], batch_sizes: Sequence[int], number: int) -> list[Job]:
