@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console, Group
@@ -18,6 +18,10 @@ from moeopt.errors import InvalidInputError
 from moeopt.report.status import KeyStatus, storage_status
 from moeopt.storage.store import StudyStore
 from moeopt.tuning.options import DEFAULT_STORAGE
+
+_COLUMNS: Final = (
+    "M", "timed", "default µs", "up µs", "down µs", "speed-up", "roofline", "up config", "down config",
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -84,22 +88,11 @@ def _key_view(one: KeyStatus) -> list[Text | Table]:
     elif one.last is not None:
         lines.append(Text(f"last trial {one.last:%Y-%m-%d %H:%M:%S}"))
     table = Table()
-    for name in ("M", "timed up+down", "default µs", "up µs", "down µs", "speed-up", "roofline"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("up config", "down config"):
-        table.add_column(name, no_wrap=True)
-    for m, row in sorted(one.rows.items()):
-        table.add_row(
-            str(m),
-            f"{row.up.measured}+{row.down.measured}",
-            f"{row.default_us:.1f}" if row.default_us is not None else "-",
-            f"{row.up.us:.1f}",
-            f"{row.down.us:.1f}",
-            f"{row.speedup:.2f}x" if row.speedup is not None else "-",
-            f"{100 * row.roofline_fraction:.0f} %" if row.roofline_fraction is not None else "-",
-            str(row.up.config),
-            str(row.down.config),
-        )
+    titles = {"timed": "timed up+down"}
+    for name in _COLUMNS:
+        table.add_column(titles.get(name, name), justify="left" if "config" in name else "right", no_wrap=True)
+    for _, row in sorted(one.rows.items()):
+        table.add_row(*map(row.texts().__getitem__, _COLUMNS))
     return [*lines, table] if one.rows else [*lines]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -19,6 +19,10 @@ from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
 from moeopt.result import TuneResult
 from moeopt.tuning.options import parse_timeout
+
+_COLUMNS: Final = (
+    "M", "default µs", "up µs", "down µs", "speed-up", "roofline", "up config", "down config", "timed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,21 +125,11 @@ def tune(
 def print_result(console: Console, result: TuneResult, *, legal: int) -> None:
     """Prints the table that a tune ends with."""
     table = Table(title=f"{result.shape.slug()} on {result.gpu}, {result.mode}, {result.space} space")
-    for name in ("M", "default µs", "up µs", "down µs", "speed-up", "roofline", "up config", "down config", "timed"):
+    for name in _COLUMNS:
         table.add_column(name, justify="left" if "config" in name else "right", no_wrap=True)
-    for m, row in sorted(result.rows.items()):
-        speedup, fraction = row.speedup, row.roofline_fraction
-        table.add_row(
-            str(m),
-            f"{row.default_us:.1f}" if row.default_us is not None else "-",
-            f"{row.up.us:.1f}",
-            f"{row.down.us:.1f}",
-            f"{speedup:.2f}x" if speedup is not None else "-",
-            f"{100 * fraction:.0f} %" if fraction is not None else "-",
-            str(row.up.config),
-            str(row.down.config),
-            f"{row.up.measured}+{row.down.measured} of {legal}",
-        )
+    for _, row in sorted(result.rows.items()):
+        *texts, timed = map(row.texts().__getitem__, _COLUMNS)
+        table.add_row(*texts, f"{timed} of {legal}")
     wide = Console(width=max(console.width, 150), highlight=False, file=console.file)
     wide.print(table)
     c = result.counts

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from moeopt.errors import InvalidInputError
 from moeopt.files import write_file
@@ -13,11 +12,25 @@ from moeopt.tuning.outcome import Outcome
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_STYLE = """
+_COLUMNS: Final = (
+    "M", "default µs", "up µs", "down µs", "both µs", "speed-up", "of roofline", "up config", "down config",
+)  # fmt: skip
+_PAGE: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<style>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1b1f24 }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .25rem .7rem; text-align: right }
 th { border-bottom: 2px solid #8b949e } tr:nth-child(even) td { background: #f3f5f7 } .l { text-align: left }
 .note { border-left: 4px solid #bf8700; padding: .2rem .8rem; background: #fff8e6 }
+</style></head><body><h1>{{ title }}</h1>
+{% for note in notes %}<p class="note">{{ note }}</p>{% endfor %}
+<table><tr>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>
+{%- for name in columns %}<td{% if "config" in name %} class="l"{% endif %}>{{ row[name] }}</td>{% endfor %}</tr>
+{% endfor %}</table>
+{% for plot in plots %}{{ plot | safe }}
+{% endfor %}<h2>The run</h2><table>
+{% for name, value in facts.items() %}<tr><th class="l">{{ name }}</th><td class="l">{{ value }}</td></tr>
+{% endfor %}</table></body></html>
 """
 
 
@@ -74,52 +87,27 @@ def write_report(result: Outcome, path: Path) -> Path:
 
 
 def _page(result: Outcome, plots: list[str]) -> str:
-    e = html.escape
-    title = f"{result.shape.slug()} on {result.gpu}"
+    from jinja2 import Template
+
+    info = result.info
     facts = {
-        "times from": result.info.source,
-        "kernel": result.info.kernel_title,
-        "Triton": result.info.triton,
-        "torch": result.info.torch,
-        "routing": result.info.routing_title,
+        "times from": info.source,
+        "kernel": info.kernel_title,
+        "Triton": info.triton,
+        "torch": info.torch,
+        "routing": info.routing_title,
         "mode": result.mode,
-        "space": result.space,
-        "seed": "-" if result.seed is None else str(result.seed),
+        "search space": result.space,
+        "seed": "-" if result.seed is None else result.seed,
         "wall time": f"{result.wall_s:.1f} s",
-        **{name.replace("_", " "): str(value) for name, value in result.counts.to_dict().items()},
+        **{name.replace("_", " "): value for name, value in result.counts.to_dict().items()},
     }
-    head = ("M", "default µs", "up µs", "down µs", "both µs", "speed-up", "of roofline", "up config", "down config")
-    lines = []
-    for m, row in sorted(result.rows.items()):
-        cells = [
-            str(m),
-            "-" if row.default_us is None else f"{row.default_us:.1f}",
-            f"{row.up.us:.1f}",
-            f"{row.down.us:.1f}",
-            f"{row.total_us:.1f}",
-            "-" if row.speedup is None else f"{row.speedup:.2f}x",
-            "-" if row.roofline_fraction is None else f"{100 * row.roofline_fraction:.0f} %",
-        ]
-        lines.append(
-            "<tr>"
-            + "".join(f"<td>{e(c)}</td>" for c in cells)
-            + f'<td class="l">{e(str(row.up.config))}</td><td class="l">{e(str(row.down.config))}</td></tr>'
-        )
-    return "\n".join(
-        [
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{e(title)}</title>',
-            f"<style>{_STYLE}</style></head><body><h1>{e(title)}</h1>",
-            *(f'<p class="note">{e(note)}</p>' for note in result.notes),
-            "<table>",
-            "<tr>" + "".join(f"<th>{e(h)}</th>" for h in head) + "</tr>",
-            *lines,
-            "</table>",
-            *plots,
-            "<h2>The run</h2><table>",
-            *(f'<tr><th class="l">{e(k)}</th><td class="l">{e(v)}</td></tr>' for k, v in facts.items()),
-            "</table></body></html>\n",
-        ]
+    rows = [{**row.texts(), "of roofline": row.texts()["roofline"]} for _, row in sorted(result.rows.items())]
+    title = f"{result.shape.slug()} on {result.gpu}"
+    page: str = Template(_PAGE, autoescape=True, keep_trailing_newline=True).render(
+        title=title, notes=result.notes, columns=_COLUMNS, rows=rows, plots=plots, facts=facts
     )
+    return page
 
 
 def _plotly() -> Any:

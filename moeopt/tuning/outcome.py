@@ -96,6 +96,22 @@ class BatchResult:
         """Roofline time over tuned time (1 is the roofline), or None."""
         return self.roofline_us / self.total_us if self.roofline_us is not None else None
 
+    def texts(self) -> dict[str, str]:
+        """The row as people read it, by the title of its column; ``-`` where something is not known."""
+        speedup, fraction = self.speedup, self.roofline_fraction
+        return {
+            "M": str(self.batch_size),
+            "default µs": "-" if self.default_us is None else f"{self.default_us:.1f}",
+            "up µs": f"{self.up.us:.1f}",
+            "down µs": f"{self.down.us:.1f}",
+            "both µs": f"{self.total_us:.1f}",
+            "speed-up": "-" if speedup is None else f"{speedup:.2f}x",
+            "roofline": "-" if fraction is None else f"{100 * fraction:.0f} %",
+            "up config": str(self.up.config),
+            "down config": str(self.down.config),
+            "timed": f"{self.up.measured}+{self.down.measured}",
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         parts = {"up": self.up, "down": self.down}
