@@ -94,23 +94,19 @@ def _recorded(name: str, shape: MoEShape | None, options: DeviceOptions) -> Devi
     from moeopt.recordings.shipped import find_recording
 
     recording = Recording.load(find_recording(name))
-    if shape is not None and shape != recording.shape:
-        raise RecordingError(
-            f"{recording.path} is a recording of {recording.shape.slug()}, and {shape.slug()} was asked for: "
-            "omit the shape, or give a recording of it"
-        )
     device = RecordedDevice(recording)
     info = device.spec.provenance
-    if options.kernel not in ("auto", info.kernel):
-        raise RecordingError(
-            f"{recording.path} is a recording of the {info.kernel} kernel, and {options.kernel} was asked for: "
-            "omit the kernel, or give a recording of it"
-        )
-    if options.routing != DeviceOptions.routing and Routing.parse(options.routing).key != info.routing:
-        raise RecordingError(
-            f"{recording.path} is a recording of {info.routing_title} routing, and {options.routing} was asked "
-            "for: omit the routing, or give a recording of it"
-        )
+    routing = Routing.parse(options.routing).key
+    for what, is_of, asked, other in (
+        ("shape", recording.shape.slug(), shape.slug() if shape else "", shape not in (None, recording.shape)),
+        ("kernel", f"the {info.kernel} kernel", options.kernel, options.kernel not in ("auto", info.kernel)),
+        ("routing", f"{info.routing_title} routing", options.routing, routing not in ("uniform", info.routing)),
+    ):
+        if other:
+            raise RecordingError(
+                f"{recording.path} is a recording of {is_of}, and {asked} was asked for: omit the {what}, or give a "
+                "recording of it"
+            )
     if options.warm_l2 and not info.warm_l2:
         raise RecordingError(
             f"{recording.path} was measured with a cold L2, and a warm one was asked for: omit --warm-l2, or "

@@ -183,23 +183,9 @@ def _table() -> dict[str, GpuSpec]:
         ("NVIDIA GeForce RTX 4090", (8, 9), 128, 99, 100, 48, 72, 24, 1008, 165, 330, 660),
     ]  # fmt: skip
     table = {}
-    for name, cap, sms, block, per_sm, warps, l2, mem, bw, bf16, fp8, int8, *unified in rows:
-        table[_key(name)] = GpuSpec(
-            name=name,
-            compute_capability=cap,
-            multiprocessors=sms,
-            shared_memory_per_block_optin=block * kib,
-            shared_memory_per_multiprocessor=per_sm * kib,
-            registers_per_multiprocessor=65536,
-            warps_per_multiprocessor=warps,
-            l2_bytes=l2 * mib,
-            memory_bytes=mem * gib,
-            bandwidth_gbps=float(bw),
-            bf16_tflops=float(bf16),
-            fp8_tflops=float(fp8),
-            int8_tops=float(int8),
-            unified_memory=bool(unified),
-        )
+    for name, cap, sms, block, per_sm, warps, l2, mem, *rates in rows:
+        sizes = block * kib, per_sm * kib, 65536, warps, l2 * mib, mem * gib
+        table[_key(name)] = GpuSpec(name, cap, sms, *sizes, *rates)
     for alias, name in (("h100", "h100 80gb hbm3"), ("a100", "a100-sxm4-80gb")):
         table[alias] = table[name]
     return table
