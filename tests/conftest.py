@@ -51,57 +51,57 @@ def synthetic_us(config: dict[str, int], role: str, m: int) -> float:
     return (10 + m / 4) * (1.5 if role == "up" else 1.0) * cost
 
 
-@pytest.fixture
-def tiny_recording(tmp_path: Path) -> Callable[..., Path]:
+def write_tiny_recording(path: Path, **header: Any) -> Path:
     """Writes a small synthetic recording: 144 configs, 3 batch sizes, 5 replays each.
 
     Configs of 128 columns and 3 stages with 8 warps are compile errors; those with 128 x 128 tiles of
     64 rows and 3 stages are out of resources. Keyword arguments replace header fields.
     """
+    head = {
+        "format": "moe-landscape/1",
+        "kernel": "builtin 0.1.0",
+        "kernel_hash": "0123456789abcdef",
+        "shape": {
+            "num_experts": 8,
+            "top_k": 2,
+            "hidden_size": 256,
+            "intermediate_size": 128,
+            "dtype": "bf16",
+            "block_shape": None,
+        },
+        "gpu": {"name": "NVIDIA H200", "compute_capability": [9, 0]},
+        "versions": {"triton": "3.6.0", "torch": "2.11.0"},
+        "timing": "synthetic",
+        "space": {key: list(values) for key, values in GRID.items()},
+        "roofline_us": {
+            role: {str(m): 0.9 * (10 + m / 4) * (1.5 if role == "up" else 1.0) for m in BATCH_SIZES}
+            for role in ("up", "down")
+        },
+        "complete": True,
+        **header,
+    }
+    lines = [json.dumps(head)]
+    for values in itertools.product(*GRID.values()):
+        config = dict(zip(GRID, values, strict=True))
+        row: dict[str, Any] = {"config": config, "status": "ok", "compile_s": 0.5}
+        if config["BLOCK_SIZE_N"] == 128 and config["num_stages"] == 3 and config["num_warps"] == 8:
+            row = {"config": config, "status": "compile_error", "error": "PassManager::run failed"}
+        elif config["BLOCK_SIZE_M"] == 64 and config["BLOCK_SIZE_N"] == 128 and config["num_stages"] == 3:
+            row = {"config": config, "status": "out_of_resources", "error": "shared memory"}
+        else:
+            for role in ("up", "down"):
+                row[role] = {"registers": 64, "spills": 0, "shared_bytes": 8192, "relative_error": 0.0017}
+                row[role]["us"] = {
+                    str(m): [round(synthetic_us(config, role, m) * (1 + 0.001 * i), 3) for i in range(5)]
+                    for m in BATCH_SIZES
+                }
+        lines.append(json.dumps(row))
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    return path
 
-    def write(name: str = "tiny.jsonl.gz", **header: Any) -> Path:
-        head = {
-            "format": "moe-landscape/1",
-            "kernel": "builtin 0.1.0",
-            "kernel_hash": "0123456789abcdef",
-            "shape": {
-                "num_experts": 8,
-                "top_k": 2,
-                "hidden_size": 256,
-                "intermediate_size": 128,
-                "dtype": "bf16",
-                "block_shape": None,
-            },
-            "gpu": {"name": "NVIDIA H200", "compute_capability": [9, 0]},
-            "versions": {"triton": "3.6.0", "torch": "2.11.0"},
-            "timing": "synthetic",
-            "space": {key: list(values) for key, values in GRID.items()},
-            "roofline_us": {
-                role: {str(m): 0.9 * (10 + m / 4) * (1.5 if role == "up" else 1.0) for m in BATCH_SIZES}
-                for role in ("up", "down")
-            },
-            "complete": True,
-            **header,
-        }
-        lines = [json.dumps(head)]
-        for values in itertools.product(*GRID.values()):
-            config = dict(zip(GRID, values, strict=True))
-            row: dict[str, Any] = {"config": config, "status": "ok", "compile_s": 0.5}
-            if config["BLOCK_SIZE_N"] == 128 and config["num_stages"] == 3 and config["num_warps"] == 8:
-                row = {"config": config, "status": "compile_error", "error": "PassManager::run failed"}
-            elif config["BLOCK_SIZE_M"] == 64 and config["BLOCK_SIZE_N"] == 128 and config["num_stages"] == 3:
-                row = {"config": config, "status": "out_of_resources", "error": "shared memory"}
-            else:
-                for role in ("up", "down"):
-                    row[role] = {"registers": 64, "spills": 0, "shared_bytes": 8192, "relative_error": 0.0017}
-                    row[role]["us"] = {
-                        str(m): [round(synthetic_us(config, role, m) * (1 + 0.001 * i), 3) for i in range(5)]
-                        for m in BATCH_SIZES
-                    }
-            lines.append(json.dumps(row))
-        path = tmp_path / name
-        with gzip.open(path, "wt", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-        return path
 
-    return write
+@pytest.fixture
+def tiny_recording(tmp_path: Path) -> Callable[..., Path]:
+    """Calls :func:`write_tiny_recording` in the test's directory."""
+    return lambda name="tiny.jsonl.gz", **header: write_tiny_recording(tmp_path / name, **header)

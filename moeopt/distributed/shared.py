@@ -81,15 +81,21 @@ class ClaimedJobs:
             return 0
         by_job = {claim.job: claim for claim in claims}
         stored_at, begun = time.monotonic(), datetime.now()
-        with closing(self._device.measure([claim.job for claim in claims], race)) as results:
-            for measurement in results:
-                now = datetime.now()
-                self._done.append((by_job[measurement.job], measurement, begun, now))
-                begun = now
-                if time.monotonic() - stored_at > _STORE_EVERY_S:
-                    with suppress(TransientError):
-                        self._store()
-                    stored_at = time.monotonic()
+        try:
+            with closing(self._device.measure([claim.job for claim in claims], race)) as results:
+                for measurement in results:
+                    now = datetime.now()
+                    self._done.append((by_job[measurement.job], measurement, begun, now))
+                    begun = now
+                    if time.monotonic() - stored_at > _STORE_EVERY_S:
+                        with suppress(TransientError):
+                            self._store()
+                        stored_at = time.monotonic()
+        except BaseException:
+            with suppress(TransientError):
+                self._store()
+                self._board.release()  # of what was not timed: else it is this process's for as long as it lives
+            raise
         self._retry(self._store)
         return len(claims)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from moeopt.measure.base import Device
 from moeopt.measure.options import DeviceOptions
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
+from moeopt.testing.suites import DeviceTestCase
+from tests.conftest import write_tiny_recording
 
 from .executors import RayExecutor
 
@@ -40,6 +43,29 @@ def _refuse() -> Device:
 
 def _node(device: Device) -> str:
     return str(ray.get_runtime_context().get_node_id())
+
+
+@pytest.fixture(scope="module")
+def opened(started: RayExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayDevice]:
+    path = write_tiny_recording(tmp_path_factory.mktemp("ray") / "tiny.jsonl.gz")
+    with RayDevice(functools.partial(_open, Recording.load(path)), 2) as device:
+        yield device
+
+
+class TestRayDevice(DeviceTestCase):
+    repeatable = 0.0
+
+    @pytest.fixture
+    def device(self, opened: RayDevice) -> RayDevice:
+        return opened
+
+    @pytest.fixture
+    def make_device(self, recording: Recording) -> Callable[[], RayDevice]:
+        return lambda: RayDevice(functools.partial(_open, recording), 2)
+
+    @pytest.fixture
+    def truth(self, recording: Recording) -> RecordedDevice:
+        return RecordedDevice(recording)
 
 
 def test_an_actor_on_each_node(recording: Recording) -> None:

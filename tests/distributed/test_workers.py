@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from moeopt.recordings.format import Recording
 from moeopt.storage.codec import TrialContext
 from moeopt.storage.rdb import RdbBackend
 from moeopt.storage.store import StudyKey, StudyStore
+from moeopt.testing.suites import DeviceTestCase
 from moeopt.tuning.options import TuneOptions
 from moeopt.tuning.tuner import Tuner
+from tests.conftest import write_tiny_recording
 from tests.storage.mariadb import MariaServer
 from tests.storage.server import PostgresServer
 
@@ -95,6 +97,26 @@ def _stored(store: StudyStore) -> Counter[Job]:
         for trials in store.load(summary.key, list(summary.cells)).values()
         for trial in trials
     )
+
+
+class TestSharedDevice(DeviceTestCase):
+    repeatable = 0.0
+
+    @pytest.fixture
+    def alone(self, tmp_path: Path) -> RecordedDevice:
+        return RecordedDevice(Recording.load(write_tiny_recording(tmp_path / "tiny.jsonl.gz")))
+
+    @pytest.fixture
+    def make_device(self, server_url: str, alone: RecordedDevice) -> Iterator[Callable[[], SharedDevice]]:
+        with StudyStore(server_url) as store:
+            key = StudyKey.of(alone, "split")
+            store.load(key, [Cell(role, m) for m in (1, 16, 64) for role in ("up", "down", "joint")])
+            context = TrialContext(alone.spec.shape)
+            yield lambda: SharedDevice(alone, job_board(store, key), "run", 0, lambda cell: context, lambda job: None)
+
+    @pytest.fixture
+    def truth(self, alone: RecordedDevice) -> RecordedDevice:
+        return alone
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,13 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
 from moeopt.core.trial import Cell, Job
 from moeopt.kernels import get_kernel
+from moeopt.measure.base import Device
 from moeopt.measure.cuda import CudaDevice, open_cuda
 from moeopt.measure.cuda_bench import CudaBench
 from moeopt.measure.options import DeviceOptions
 from moeopt.measure.rates import RateStore
 from moeopt.measure.supervisor import Deadlines
+from moeopt.testing.suites import DeviceTestCase
 from tests.measure import measure_gpu_faults
 
 pytestmark = pytest.mark.gpu
@@ -40,10 +42,55 @@ CONFIGS = (
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaDevice]:
-    folder = tmp_path_factory.mktemp("cuda")
-    options = DeviceOptions(kernel="builtin", compile_cache=folder / "cache")
-    with CudaDevice(BF16, 0, options, batch_sizes=SIZES, rates=RateStore(folder / "rates.json")) as device:
+    with open_one(tmp_path_factory.mktemp("cuda")) as device:
         yield device
+
+
+def open_one(folder: Path) -> CudaDevice:
+    options = DeviceOptions(kernel="builtin", compile_cache=folder / "cache")
+    return CudaDevice(BF16, 0, options, batch_sizes=SIZES, rates=RateStore(folder / "rates.json"))
+
+
+def open_all(folder: Path) -> Device:
+    return open_cuda(BF16, None, DeviceOptions(kernel="builtin", compile_cache=folder / "cache"), batch_sizes=SIZES)
+
+
+OPEN = [
+    pytest.param(open_one, id="one"),
+    pytest.param(open_all, id="all", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")),
+]
+
+
+@pytest.fixture(scope="module", params=OPEN)
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Device]:
+    """Opens one GPU or all, with one cache for all tests."""
+    return functools.partial(request.param, tmp_path_factory.mktemp("suite"))
+
+
+@pytest.fixture(scope="module")
+def opened(make: Callable[[], Device]) -> Iterator[Device]:
+    with make() as device:
+        yield device
+
+
+class TestCudaDevice(DeviceTestCase):
+    repeatable = 0.1
+
+    @pytest.fixture
+    def make_device(self, make: Callable[[], Device]) -> Callable[[], Device]:
+        return make
+
+    @pytest.fixture
+    def device(self, opened: Device) -> Device:
+        return opened
+
+    @pytest.fixture
+    def batch_sizes(self) -> tuple[int, ...]:
+        return SIZES
+
+    @pytest.fixture
+    def configs(self) -> tuple[LaunchConfig, ...]:
+        return CONFIGS
 
 
 def jobs(*roles: str) -> list[Job]:

@@ -16,6 +16,7 @@ from moeopt.errors import DeviceError
 from moeopt.measure.multi_gpu import AGREEMENT, MultiGpuDevice
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
+from moeopt.testing.suites import DeviceTestCase
 
 
 class Member(RecordedDevice):
@@ -48,6 +49,18 @@ def recording(tiny_recording: Callable[..., Path]) -> Recording:
     return Recording.load(tiny_recording())
 
 
+class TestMultiGpuDevice(DeviceTestCase):
+    repeatable = 0.0
+
+    @pytest.fixture
+    def make_device(self, recording: Recording) -> Callable[[], MultiGpuDevice]:
+        return lambda: MultiGpuDevice([Member(recording), Member(recording, 102.0)])
+
+    @pytest.fixture
+    def truth(self, recording: Recording) -> RecordedDevice:
+        return RecordedDevice(recording)
+
+
 def all_jobs(recording: Recording) -> list[Job]:
     configs = [config for config, row in recording.rows.items() if row.status == "ok"][:20]
     return [Job(Cell(role, m), c) for m in (1, 16, 64) for role in ("up", "down") for c in configs]
@@ -66,19 +79,6 @@ def test_every_job_is_answered_as_by_one_device_and_batch_sizes_are_not_torn(rec
     assert all(len(numbers) == 1 for numbers in owners.values())
     assert {n for numbers in owners.values() for n in numbers} == {0, 1}
     assert threading.get_ident() not in members[0].threads | members[1].threads
-
-
-def test_the_race_is_called_in_the_calling_thread(recording) -> None:
-    threads = set()
-
-    def race(job: Job, rounds: Sequence[float]) -> bool:
-        threads.add(threading.get_ident())
-        return job.cell.role == "down"
-
-    found = list(MultiGpuDevice([Member(recording), Member(recording)]).measure(all_jobs(recording), race))
-    assert threads == {threading.get_ident()}
-    assert {m.status for m in found if m.job.cell.role == "down"} == {"raced_out"}
-    assert {m.status for m in found if m.job.cell.role == "up"} == {"ok"}
 
 
 def test_gpus_that_do_not_agree_are_not_mixed(recording) -> None:

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,11 +17,13 @@ import pytest
 from msgspec.structs import force_setattr
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.trial import Cell, Job
+from moeopt.core.trial import Cell, Job, Reason
 from moeopt.measure.monitor import GpuMonitor
+from moeopt.measure.worker_device import WorkerDevice
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.testing.faults import FAULTS, REASONS, choose_faults
+from moeopt.testing.suites import DeviceTestCase
 from tests.measure.measure_benches import DriftingBench
 from tests.measure.measure_nvml import Nvml
 from tests.measure.measure_workers import make_device
@@ -35,14 +37,14 @@ def path(tiny_recording: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def device(path: Path, tmp_path: Path) -> Iterator[Callable[..., object]]:
+def make(path: Path, tmp_path: Path) -> Iterator[Callable[..., object]]:
     made = []
 
-    def make(**options):
+    def open_device(**options):
         made.append(make_device(path, tmp_path, **options))
         return made[-1]
 
-    yield make
+    yield open_device
     for one in made:
         one.close()
 
@@ -51,10 +53,32 @@ def sound(path: Path) -> list[LaunchConfig]:
     return [config for config, row in Recording.load(path).rows.items() if row.status == "ok"]
 
 
-def test_answers_are_those_of_the_recording(device, path) -> None:
+class TestWorkerDevice(DeviceTestCase):
+    repeatable = 0.01
+
+    @pytest.fixture
+    def make_device(self, make, path: Path) -> Callable[[], WorkerDevice]:
+        return lambda: make(faults=dict.fromkeys(sound(path)[-1:], "crash"))
+
+    @pytest.fixture
+    def configs(self, path: Path) -> list[LaunchConfig]:
+        return sound(path)[:4]
+
+    @pytest.fixture
+    def failing(self, path: Path) -> dict[LaunchConfig, Reason]:
+        broken = next(c for c, row in Recording.load(path).rows.items() if row.status == "compile_error")
+        illegal = LaunchConfig(256, 256, 256, 1, 4, 5)
+        return {broken: "compile", illegal: "constraints", sound(path)[-1]: "runtime"}
+
+    @pytest.fixture
+    def truth(self, path: Path) -> RecordedDevice:
+        return RecordedDevice(Recording.load(path))
+
+
+def test_answers_are_those_of_the_recording(make, path) -> None:
     jobs = [Job(Cell(role, m), c) for role in ("up", "down") for m in (1, 16) for c in sound(path)[:5]]
     expected = {m.job: m for m in RecordedDevice(Recording.load(path)).measure(jobs)}
-    found = {m.job: m for m in device().measure(jobs)}
+    found = {m.job: m for m in make().measure(jobs)}
     assert set(found) == set(jobs)
     for job, measurement in found.items():
         assert measurement.status == "ok"
@@ -63,16 +87,8 @@ def test_answers_are_those_of_the_recording(device, path) -> None:
         assert measurement.relative_error == expected[job].relative_error
 
 
-def test_joint_cells_are_the_sum_of_both_roles(device, path) -> None:
-    job = Job(Cell("joint", 16), sound(path)[0])
-    (measurement,) = device().measure([job])
-    (expected,) = RecordedDevice(Recording.load(path)).measure([job])
-    assert measurement.us == pytest.approx(expected.us[: len(measurement.us)])
-    assert set(measurement.resources) == {"up", "down"}
-
-
-def test_what_is_compiled_is_timed_while_the_rest_compiles(device, path) -> None:
-    one = device(held=True)
+def test_what_is_compiled_is_timed_while_the_rest_compiles(make, path) -> None:
+    one = make(held=True)
     compiler = one._compiler
     configs = sound(path)[:4]
     results = one.measure([Job(Cell("up", 1), config) for config in configs])
@@ -98,11 +114,11 @@ def test_what_is_compiled_is_timed_while_the_rest_compiles(device, path) -> None
     assert [priority for *_, priority in compiler.asked] == [-1, 0, 0, 0, 0]
 
 
-def test_failures_illegal_configs_and_rejects_are_told_apart(device, path) -> None:
+def test_failures_illegal_configs_and_rejects_are_told_apart(make, path) -> None:
     rows = Recording.load(path).rows
     broken = next(c for c, row in rows.items() if row.status == "compile_error")
     illegal = LaunchConfig(256, 256, 256, 1, 4, 5)
-    one = device()
+    one = make()
     # As if the compiler had found that this one spills.
     spilling = sound(path)[3]
     force_setattr(one._compiler.recording.rows[spilling].roles["up"], "spills", 900)
@@ -117,11 +133,11 @@ def test_failures_illegal_configs_and_rejects_are_told_apart(device, path) -> No
     assert one.spec.candidates([broken, illegal]) == [broken]
 
 
-def test_with_a_tenth_of_the_configs_faulty_in_each_way_the_best_sound_one_is_found(device, path) -> None:
+def test_with_a_tenth_of_the_configs_faulty_in_each_way_the_best_sound_one_is_found(make, path) -> None:
     configs = sound(path)[::3]
     kinds = [kind for kind in FAULTS if kind != "compile"]
     faults = choose_faults(configs, share=0.1, kinds=kinds, seed=3)
-    one = device(faults=faults)
+    one = make(faults=faults)
     cell = Cell("down", 16)
     found = list(one.measure([Job(cell, config) for config in configs]))
     assert sorted(m.job.config for m in found) == sorted(configs)
@@ -135,9 +151,9 @@ def test_with_a_tenth_of_the_configs_faulty_in_each_way_the_best_sound_one_is_fo
     assert sum(one.statistics().restarts.values()) == ended
 
 
-def test_a_drift_of_the_control_config_has_the_batch_timed_again_once(device, path, caplog) -> None:
+def test_a_drift_of_the_control_config_has_the_batch_timed_again_once(make, path, caplog) -> None:
     bench = DriftingBench(path, factors=(1.0, 1.1, 1.1, 1.1), control=DEFAULT)
-    one = device(bench=bench)
+    one = make(bench=bench)
     configs = [c for c in sound(path) if c != DEFAULT][:4]
     found = list(one.measure([Job(Cell("up", 1), config) for config in configs]))
     assert sorted(m.job.config for m in found) == sorted(configs)
@@ -147,25 +163,14 @@ def test_a_drift_of_the_control_config_has_the_batch_timed_again_once(device, pa
     assert "control config drifted" in caplog.text
 
 
-def test_a_batch_that_never_settles_is_marked(device, path) -> None:
+def test_a_batch_that_never_settles_is_marked(make, path) -> None:
     bench = DriftingBench(path, factors=(1.0, 1.1, 1.3, 1.6), control=DEFAULT)
-    (found,) = device(bench=bench).measure([Job(Cell("up", 1), sound(path)[9])])
+    (found,) = make(bench=bench).measure([Job(Cell("up", 1), sound(path)[9])])
     assert "drifted" in found.extra["disturbed"] and found.status == "ok"
 
 
-def test_a_race_ends_measurements_after_their_first_round(device, path) -> None:
-    configs = sound(path)[:6]
-
-    def race(job: Job, rounds: Sequence[float]) -> bool:
-        return job.config in configs[3:]
-
-    found = {m.job.config: m for m in device().measure([Job(Cell("up", 16), c) for c in configs], race)}
-    assert [found[c].status for c in configs] == ["ok"] * 3 + ["raced_out"] * 3
-    assert all(len(found[c].us) == 1 for c in configs[3:])
-
-
-def test_hints_are_compiled_for_both_roles_behind_everything_else(device, path) -> None:
-    one = device(held=True)
+def test_hints_are_compiled_for_both_roles_behind_everything_else(make, path) -> None:
+    one = make(held=True)
     configs = sound(path)[:3]
     one.prefetch([*configs, LaunchConfig(256, 256, 256, 1, 4, 5)])
     asked = one._compiler.asked
@@ -174,8 +179,8 @@ def test_hints_are_compiled_for_both_roles_behind_everything_else(device, path) 
     assert priorities == sorted(priorities) and priorities[0] > 0
 
 
-def test_an_iterator_that_is_closed_drops_the_rest_and_the_device_goes_on(device, path) -> None:
-    one = device(held=True)
+def test_an_iterator_that_is_closed_drops_the_rest_and_the_device_goes_on(make, path) -> None:
+    one = make(held=True)
     results = one.measure([Job(Cell("up", 1), config) for config in sound(path)[:5]])
     one._compiler.held = False
     import threading
@@ -188,8 +193,8 @@ def test_an_iterator_that_is_closed_drops_the_rest_and_the_device_goes_on(device
     assert again.status == "ok"
 
 
-def test_control_time_and_statistics(device, path) -> None:
-    one = device()
+def test_control_time_and_statistics(make, path) -> None:
+    one = make()
     recorded = Recording.load(path).rows[DEFAULT].roles["up"].us[1]
     assert one.control_us() == pytest.approx(recorded[1], rel=0.01)
     stats = one.statistics()
@@ -197,10 +202,10 @@ def test_control_time_and_statistics(device, path) -> None:
     assert stats.to_dict()["gpu_s"] > 0
 
 
-def test_others_on_the_gpu_are_named_once_and_its_state_is_kept(device, path, caplog) -> None:
+def test_others_on_the_gpu_are_named_once_and_its_state_is_kept(make, path, caplog) -> None:
     nvml = Nvml()
     nvml.processes = {4_190_001: 75 * 2**30}
-    one = device(monitor=GpuMonitor(nvml, object()))
+    one = make(monitor=GpuMonitor(nvml, object()))
     for config in sound(path)[:2]:
         (found,) = one.measure([Job(Cell("up", 1), config)])
         assert found.extra["clock_mhz"] == 1980 and "disturbed" not in found.extra
@@ -215,8 +220,8 @@ def test_others_on_the_gpu_are_named_once_and_its_state_is_kept(device, path, ca
     assert found.extra["disturbed"] == "server (pid 4190001) with 75.0 GiB used the GPU (40 % of the time)"
 
 
-def test_closing_ends_the_worker_and_the_compiler(device, path) -> None:
-    one = device()
+def test_closing_ends_the_worker_and_the_compiler(make, path) -> None:
+    one = make()
     list(one.measure([Job(Cell("up", 1), sound(path)[0])]))
     pid = one._supervisor.pid
     one.close()

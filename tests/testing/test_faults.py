@@ -6,10 +6,47 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from moeopt.core.trial import Cell, Job
+import pytest
+
+from moeopt.core.config import LaunchConfig
+from moeopt.core.trial import Cell, Job, Reason
+from moeopt.measure.multi_gpu import MultiGpuDevice
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
-from moeopt.testing.faults import FAULTS, REASONS, FaultyDevice, choose_faults
+from moeopt.testing.faults import FAULTS, REASONS, Fault, FaultyDevice, choose_faults
+from moeopt.testing.suites import DeviceTestCase
+
+
+class TestFaultyDevice(DeviceTestCase):
+    repeatable = 0.0
+
+    @pytest.fixture
+    def sound(self, tiny_recording: Callable[..., Path]) -> RecordedDevice:
+        return RecordedDevice(Recording.load(tiny_recording()))
+
+    @pytest.fixture
+    def faults(self, sound: RecordedDevice) -> dict[LaunchConfig, Fault]:
+        return dict(zip(sorted(sound.recording.rows)[-len(FAULTS) :], FAULTS, strict=True))
+
+    @pytest.fixture
+    def make_device(self, sound: RecordedDevice, faults: dict[LaunchConfig, Fault]) -> Callable[[], FaultyDevice]:
+        return lambda: FaultyDevice(sound, faults)
+
+    @pytest.fixture
+    def failing(self, faults: dict[LaunchConfig, Fault]) -> dict[LaunchConfig, Reason]:
+        return {config: REASONS[fault] for config, fault in faults.items()}
+
+    @pytest.fixture
+    def truth(self, sound: RecordedDevice) -> RecordedDevice:
+        return sound
+
+    def test_all_that_is_no_fault_is_the_devices_own(self, sound: RecordedDevice) -> None:
+        several = MultiGpuDevice([sound, sound])
+        several.control = (100.0, 102.0)
+        faulty = FaultyDevice(several, {})
+        assert faulty.spec is several.spec
+        assert faulty.notices() == several.notices() != ()
+        assert faulty.control_us() == several.control_us() == 102.0
 
 
 def test_faults_are_disjoint_exact_and_seeded() -> None:

@@ -1,0 +1,54 @@
+"""Test suites for parts that you add to moeopt: a device, a kernel, a strategy, a storage backend.
+
+Each is a class of pytest tests that states what moeopt expects of such a part. Subclass it under a
+name that pytest collects, and override the fixtures that make yours; moeopt's own parts run through
+the same classes. ``pip install 'moeopt[testing]'`` brings what they need. A device, whole::
+
+    import pytest
+    from moeopt import Measurement, MoEShape
+    from moeopt.core.gpu import GpuSpec
+    from moeopt.core.provenance import Provenance
+    from moeopt.kernels.builtin import BuiltinKernel
+    from moeopt.measure.base import Device, DeviceSpec
+    from moeopt.testing.suites import DeviceTestCase
+
+
+    class RowsDevice(Device):
+        '''Says that larger tiles take longer.'''
+
+        def __init__(self):
+            shape, gpu = MoEShape(8, 2, 256, 128), GpuSpec.by_name("H200")
+            super().__init__(DeviceSpec.of_kernel(BuiltinKernel(), shape, gpu, Provenance("made up", "builtin")))
+
+        def measure(self, jobs, race=lambda job, rounds: False):
+            for job in jobs:
+                rounds = []
+                while len(rounds) < 3:
+                    rounds.append(job.cell.batch_size + 0.1 * job.config.block_size_m)
+                    if race(job, rounds):
+                        yield Measurement(job, "raced_out", us=tuple(rounds))
+                        break
+                else:
+                    yield Measurement(job, "ok", us=tuple(rounds))
+
+
+    class TestRowsDevice(DeviceTestCase):
+        @pytest.fixture
+        def make_device(self):
+            return RowsDevice
+"""
+
+from __future__ import annotations
+
+try:
+    import pytest
+except ImportError:
+    raise ImportError("moeopt.testing.suites needs pytest: pip install 'moeopt[testing]'") from None
+
+# Before they are imported, so that their assertions tell what they compared.
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("device", "kernel", "strategy", "storage")))
+
+from moeopt.testing.suites.device import DeviceTestCase  # noqa: E402  (registered above)
+from moeopt.testing.suites.strategy import StrategyTestCase  # noqa: E402
+
+__all__ = ["DeviceTestCase", "StrategyTestCase"]
