@@ -29,7 +29,8 @@ from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.search.optuna_strategy import OptunaStrategy
 from moeopt.testing.faults import FaultyDevice, choose_faults
-from tests.search.replay import jobs_of, problem_of, run
+from moeopt.testing.suites.strategy import play
+from tests.search.replay import jobs_of, problem_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 TRIALS = 12
@@ -80,7 +81,7 @@ def _run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         strategy = OptunaStrategy(problem, sampler, pruner)
-        done = run(strategy, _faulty(recording))  # type: ignore[arg-type]
+        done = play(strategy, _faulty(recording))  # type: ignore[arg-type]
         strategy._finish_told()
     return strategy, done
 
@@ -152,7 +153,7 @@ def test_gpsampler_leaves_what_failed(make: Callable[[], BaseSampler], recording
         return nearest(params, taken)
 
     strategy._legal.nearest = listen  # type: ignore[method-assign]
-    run(strategy, _faulty(recording, seed=5))  # type: ignore[arg-type]
+    play(strategy, _faulty(recording, seed=5))  # type: ignore[arg-type]
     assert Counter(proposed).most_common(1)[0][1] <= 3
 
 

@@ -18,7 +18,8 @@ from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.recordings.landscape import Landscape, load_landscapes
 from moeopt.search.pool_search import PoolOptions, PoolSearch
-from tests.search.replay import RECORDINGS, jobs_of, problem_of, run
+from moeopt.testing.suites.strategy import play
+from tests.search.replay import RECORDINGS, jobs_of, problem_of
 
 FP8 = "h200-E256-top8-K6144-N256-fp8_w8a8.jsonl.gz"
 
@@ -60,7 +61,7 @@ def test_finds_nearly_the_best_split_with_24_of_1248(fp8: Recording, taught: boo
     found = []
     for seed in range(2):
         strategy = PoolSearch(problem_of(fp8, trials=24, seed=seed, landscapes=landscapes))
-        generations = run(strategy, RecordedDevice(fp8))
+        generations = play(strategy, RecordedDevice(fp8))
         assert len(generations) <= 8
         assert len({job.config for job in jobs_of(generations)}) <= 150
         assert max(len(strategy.ledger.timed(cell)) for cell in strategy.problem.cells) <= 24
@@ -70,7 +71,7 @@ def test_finds_nearly_the_best_split_with_24_of_1248(fp8: Recording, taught: boo
 
 def test_every_cell_gets_its_whole_budget(tiny: Recording) -> None:
     strategy = PoolSearch(problem_of(tiny, trials=6))
-    run(strategy, RecordedDevice(tiny))
+    play(strategy, RecordedDevice(tiny))
     assert all(strategy.left(cell) == 0 for cell in strategy.problem.cells)
     assert all(len(strategy.ledger.timed(cell)) == 6 for cell in strategy.problem.cells)
 

@@ -29,7 +29,7 @@ def search_problem(recording: Recording, **changes: Any) -> SearchProblem:
     """
     spec = RecordedDevice(recording).spec
     space = changes.pop("space", None) or SearchSpace.grid(recording.shape)
-    roles = ("joint",) if changes.get("mode") == "joint" else ROLES
+    roles: tuple[Any, ...] = ("joint",) if changes.get("mode") == "joint" else ROLES
     cells = tuple(Cell(role, m) for m in changes.pop("batch_sizes", recording.batch_sizes) for role in roles)
     values = {"mode": "split", "cells": cells, "candidates": tuple(spec.candidates(space.configs())), "trials": 12}
     return SearchProblem(shape=recording.shape, gpu=recording.gpu, space=space, **{**values, **changes})
@@ -37,7 +37,7 @@ def search_problem(recording: Recording, **changes: Any) -> SearchProblem:
 
 def play(strategy: Strategy, device: Device) -> list[list[Measurement]]:
     """Asks, measures and tells to the end; returns the measurements of every generation."""
-    generations = []
+    generations: list[list[Measurement]] = []
     while jobs := strategy.ask():
         assert len(generations) < 1000, "the strategy does not end"
         generations.append([])
@@ -119,10 +119,8 @@ class StrategyTestCase:
         self, make_strategy: Callable[[SearchProblem], Strategy], few: SearchProblem, device: RecordedDevice
     ) -> None:
         jobs = [m.job for m in flat(play(make_strategy(few), device))]
-        assert len(set(jobs)) == len(jobs) <= len(few.cells) * len(few.candidates)
-        best = {cell: min((m for m in device.measure([Job(cell, c) for c in few.candidates]) if m.us), key=_us)
-                for cell in few.cells}  # fmt: skip
-        assert {m.job for m in best.values()} <= set(jobs)
+        assert len(set(jobs)) == len(jobs)
+        assert set(jobs) == {Job(cell, config) for cell in few.cells for config in few.candidates}
 
     def test_what_is_known_counts_and_is_not_asked_again(
         self, make_strategy: Callable[[SearchProblem], Strategy], problem: SearchProblem, device: RecordedDevice
@@ -157,7 +155,3 @@ class StrategyTestCase:
         assert len({m.job for m in found}) == len(found)
         assert Counter(m.job.cell for m in found if m.us) == dict.fromkeys(problem.cells, problem.trials)
         assert not {m.job.config for parts in strategy.choose().values() for m in parts.values()} & set(faults)
-
-
-def _us(measurement: Measurement) -> float:
-    return measurement.median_us
