@@ -32,7 +32,7 @@ def compile_space(
     gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
-    kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "builtin",
+    kernel: Annotated[str, typer.Option("--kernel", help=o.KERNELS)] = "builtin",
     workers: Annotated[int | None, typer.Option("--workers", help="Compile processes. Default: cores - 1.")] = None,
     cache_dir: Annotated[
         Path | None,

@@ -29,7 +29,7 @@ def doctor(
         Path | None, typer.Option("--config-dir", help="A directory with config files, such as an engine reads.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="sglang or vllm. Default: found out from what is given.")
+        str | None, typer.Option("--engine", help=f"{o.ENGINES}. Default: found out from what is given.")
     ] = None,
     given: o.ShapeOptions = o.NO_SHAPE,
     gpu: Annotated[

@@ -86,9 +86,7 @@ class ExportOptions:
 
 
 def export(
-    target: Annotated[
-        str, typer.Argument(help="sglang:DIR or vllm:DIR; with --install only sglang or vllm.", metavar="ENGINE:DIR")
-    ],
+    target: Annotated[str, typer.Argument(help=f"{o.TARGETS}; with --install only {o.ENGINES}.", metavar="ENGINE:DIR")],
     storage: o.StorageOption = None,
     given: o.ShapeOptions = o.NO_SHAPE,
     mode: o.ModeOption = None,

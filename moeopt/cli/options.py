@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,10 @@ from moeopt.core.shape import MoEShape, check_batch_sizes
 from moeopt.errors import InvalidInputError
 from moeopt.study_file import StudyFile
 from moeopt.tuning.options import TuneRequest
+
+ENGINES: Final = " or ".join(engines.names())
+TARGETS: Final = " or ".join(f"{name}:DIR" for name in engines.names())
+KERNELS: Final = f"builtin, {', '.join(engines.names())} or auto."
 
 StorageOption = Annotated[
     str | None,
@@ -42,7 +46,7 @@ class ShapeOptions:
     model: Annotated[
         Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
     ] = None
-    engine: Annotated[str, typer.Option("--engine", help="Whose rules give E and N of a model: sglang or vllm.")] = (
+    engine: Annotated[str, typer.Option("--engine", help=f"Whose rules give E and N of a model: {ENGINES}.")] = (
         engines.DEFAULT
     )
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")] = 1

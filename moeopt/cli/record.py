@@ -35,7 +35,7 @@ def record(
     sample: Annotated[
         int | None, typer.Option("--sample", help="Record only this many configs of the space, picked evenly.")
     ] = None,
-    kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "builtin",
+    kernel: Annotated[str, typer.Option("--kernel", help=o.KERNELS)] = "builtin",
     routing: Annotated[str, typer.Option("--routing", help="uniform, zipf:S, dirichlet:A or file:PATH.")] = "uniform",
     workers: Annotated[int | None, typer.Option("--workers", help="Compile processes. Default: cores - 1.")] = None,
     slow_factor: Annotated[

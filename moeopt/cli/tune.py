@@ -37,7 +37,7 @@ class TuneArguments:
         str | None, typer.Option("--mode", help="split: a config for each projection; joint: one for both (vLLM).")
     ] = None
     space: Annotated[str | None, typer.Option("--space", help="grid or wide.")] = None
-    kernel: Annotated[str | None, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = None
+    kernel: Annotated[str | None, typer.Option("--kernel", help=o.KERNELS)] = None
     trials: Annotated[
         int | None, typer.Option("--trials", help="Launch configs that may be timed per batch size and role.")
     ] = None
@@ -78,7 +78,7 @@ def tune(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the result as JSON.")] = None,
     export: Annotated[
         list[str] | None,
-        typer.Option("--export", help="Write config files: sglang:DIR or vllm:DIR.", metavar="ENGINE:DIR"),
+        typer.Option("--export", help=f"Write config files: {o.TARGETS}.", metavar="ENGINE:DIR"),
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report.")] = None,
 ) -> None:

@@ -46,7 +46,7 @@ def verify_command(
         str | None, typer.Option("--gpu", help="cuda:0 or recorded:FILE. Default: the first CUDA GPU.")
     ] = None,
     batch_sizes: o.BatchSizesOption = None,
-    kernel: Annotated[str, typer.Option("--kernel", help="builtin, sglang, vllm or auto.")] = "auto",
+    kernel: Annotated[str, typer.Option("--kernel", help=o.KERNELS)] = "auto",
     routing: Annotated[str, typer.Option("--routing", help="uniform, zipf:S, dirichlet:A or file:PATH.")] = "uniform",
     passes: Annotated[int, typer.Option("--passes", help="Turns that each config gets.")] = DEFAULT_PASSES,
     minimum_gain: Annotated[
