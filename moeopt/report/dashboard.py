@@ -58,7 +58,7 @@ def annotate(store: StudyStore, progress: Callable[[str], None] = lambda name: N
 def _annotate_key(store: StudyStore, summary: StudySummary) -> int:
     key, cells = summary.key, tuple(summary.cells)
     trials = store.load(key, cells)
-    result = load_result(store, key)
+    result = load_result(store, key, trials)
     figures: dict[str, Figure] = {}
     if result.rows:
         figures[_LATENCY] = latency_figure(result)

@@ -98,7 +98,7 @@ def _key_status(store: StudyStore, summary: StudySummary) -> KeyStatus:
         key=key,
         states=dict(sorted(states.items())),
         reasons=dict(sorted(reasons.items())),
-        rows=load_result(store, key).rows,
+        rows=load_result(store, key, trials).rows,
         timed={cell: sum(1 for t in found if t.measurement.us) for cell, found in trials.items()},
         runs=runs,
         last=ended[-1] if ended else None,

@@ -132,10 +132,11 @@ class Backend(ABC):
         """
         before = datetime.now() - timedelta(seconds=older_than_s)
         swept = 0
+        counts = self.counts()
         with self.errors():
-            for study_id in study_ids:
+            for study_id in (one for one in study_ids if counts.get(one, {}).get(TrialState.RUNNING.name)):
                 running = self.storage.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
-                silent_s = self.silent_s([trial._trial_id for trial in running]) if running else {}
+                silent_s = self.silent_s([trial._trial_id for trial in running])
                 for trial in running:
                     start, silent = _naive(trial.datetime_start), silent_s.get(trial._trial_id)
                     if (start is None or start <= before) if silent is None else silent > SILENT_S:

@@ -1,4 +1,4 @@
-"""Opens a study database, or says in one line why it cannot be."""
+"""Opening of a study database, with one line on why where it cannot be opened."""
 
 from __future__ import annotations
 

@@ -183,6 +183,10 @@ class StudyStore:
         self._writers.append(writer)
         return writer
 
+    def cells(self, key: StudyKey) -> tuple[Cell, ...]:
+        """The cells of a key that have a study."""
+        return tuple(sorted(self._cells(key)))
+
     def study_ids(self, key: StudyKey) -> dict[int, Cell]:
         """Optuna's ids of the studies of a key."""
         return {row.study_id: cell for cell, row in self._cells(key).items()}
@@ -274,7 +278,7 @@ class StudyStore:
     def keys(self) -> list[StudySummary]:
         """All keys in the database, sorted by their words, with their cells and the trials of each state."""
         self._rows = None
-        counts = self._counts()
+        counts = self.backend.counts()
         found: dict[StudyKey, dict[Cell, Mapping[str, int]]] = defaultdict(dict)
         for row in self._studies().values():
             key, cell = StudyKey.from_attrs(row.attrs), cell_of(row.attrs)
@@ -333,9 +337,6 @@ class StudyStore:
         if self._rows is None:
             self._rows = {row.name: row for row in self.backend.studies()}
         return self._rows
-
-    def _counts(self) -> dict[int, dict[str, int]]:
-        return self.backend.counts()
 
     def _cells(self, key: StudyKey) -> dict[Cell, StudyRow]:
         """The studies of a key; an error where one of its names holds another key."""

@@ -1,4 +1,4 @@
-"""The last word among configs that are nearly as good: timed once more, in turn.
+"""Finalists of a tune: configs that are nearly as good, timed once more, in turn.
 
 A single window for each config misorders those that are within a few percent of each other: clocks
 and neighbours change between windows. The finalists of a cell are therefore timed again in several
@@ -19,8 +19,8 @@ from moeopt.search.ledger import Ledger
 
 # Within this share of the best, a config is a finalist.
 MARGIN: Final = 0.02
-# Most finalists of one (cell, BLOCK_SIZE_M), and passes over all of them.
-MOST: Final = 3
+# At most so many finalists of one (cell, BLOCK_SIZE_M), and passes over all of them.
+MAX_PER_BLOCK: Final = 3
 PASSES: Final = 3
 
 
@@ -50,7 +50,7 @@ def find_finalists(ledger: Ledger) -> list[Job]:
                     if config.block_size_m == block and measurement.median_us <= left
                 ]
                 close.sort(key=lambda measurement: (measurement.median_us, measurement.job.config))
-                mine += [measurement.job for measurement in close[:MOST]]
+                mine += [measurement.job for measurement in close[:MAX_PER_BLOCK]]
         if len(mine) > len(cells):
             jobs += mine
     return jobs

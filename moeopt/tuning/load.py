@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moeopt.core.trial import Cell, Job, Mode
 from moeopt.search.ledger import Ledger
-from moeopt.storage.store import StudyKey, StudyStore
+from moeopt.storage.store import StoredTrial, StudyKey, StudyStore
 from moeopt.tuning.assemble import assemble
 from moeopt.tuning.baselines import load_baselines
 from moeopt.tuning.finalists import with_finals
@@ -19,21 +19,22 @@ def kept_finals(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> dict
     return {Job(cell, config): us for cell in cells for config, us in (store.facts(key, cell).finals or {}).items()}
 
 
-def load_result(store: StudyStore, key: StudyKey) -> Outcome:
+def load_result(
+    store: StudyStore, key: StudyKey, trials: Mapping[Cell, Sequence[StoredTrial]] | None = None
+) -> Outcome:
     """The best that a study database holds for one key, without tuning.
 
     Args:
         store: An open database.
         key: One of its keys.
+        trials: All trials of the key, where they have been loaded.
     """
-    summary = next(s for s in store.keys() if s.key == key)  # noqa: SIM118  (a method of ours, no dict)
-    cells = tuple(summary.cells)
+    cells = store.cells(key)
+    trials = store.load(key, cells) if trials is None else trials
     mode: Mode = "joint" if key.mode == "joint" else "split"
     ledger = Ledger(cells)
-    resumed = 0
-    for trials in store.load(key, cells).values():
-        ledger.add(trial.measurement for trial in trials)
-        resumed += len(trials)
+    for found in trials.values():
+        ledger.add(trial.measurement for trial in found)
     final = with_finals(ledger, kept_finals(store, key, cells))
     return Outcome(
         shape=key.shape,
@@ -44,7 +45,7 @@ def load_result(store: StudyStore, key: StudyKey) -> Outcome:
         seed=None,
         wall_s=0.0,
         rows=assemble(mode, final, final.choose(raced_out=True), load_baselines(store, key, cells)),
-        counts=Counts(resumed=resumed),
+        counts=Counts(resumed=sum(map(len, trials.values()))),
         storage=store.url,
         key=key,
     )

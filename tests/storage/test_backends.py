@@ -179,6 +179,24 @@ def test_a_living_heartbeat_is_left_and_a_silent_one_swept(url: str, key: StudyK
     assert states == {silent: "FAIL", living: "RUNNING"}
 
 
+def test_a_running_row_that_ends_in_between_is_not_swept(
+    url: str, key: StudyKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process tells its trial between the look and the sweep."""
+    cell = CELLS[0]
+    with StudyStore(url) as store:
+        store.load(key, [cell])
+        study = store.optuna_study(key, cell)
+        late, left = study.ask(), study.ask()
+        running = store.backend.storage.get_all_trials(study._study_id)
+        study.tell(late, 1.5)
+        monkeypatch.setattr(store.backend.storage, "get_all_trials", lambda *_, **__: running)
+        assert store.backend.sweep([study._study_id], -1.0, "left RUNNING") == 1
+    with StudyStore(url) as store:
+        states = {t.number: t.state.name for t in store.optuna_study(key, cell).trials}
+    assert states == {late.number: "COMPLETE", left.number: "FAIL"}
+
+
 def test_a_repeated_batch_is_stored_once(url: str, key: StudyKey, measurements: Make) -> None:
     """The commit may have happened although the connection was lost before it was confirmed."""
     given = measurements(24)
