@@ -44,16 +44,6 @@ def json_lines(rows: Iterable[Any]) -> bytes:
     return gzip.compress(text.encode(), mtime=0)
 
 
-def read_json_lines(path: Path) -> list[Any]:
-    """The inverse of :func:`json_lines`.
-
-    Raises:
-        OSError, EOFError, ValueError: It cannot be read, is cut off, or is something else.
-    """
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def check_file(path: Path | None) -> None:
     """Finds out before a long run, not after it, that a file cannot be written.
 
