@@ -228,6 +228,10 @@ def test_the_shape_of_a_recording_must_be_the_one_asked_for(tiny_recording: Writ
         ({"space": "huge"}, "search space 'huge'"),
         ({"seed": -1}, "seed is -1"),
         ({"timeout": "soon"}, "timeout is 'soon'"),
+        ({"workers": 0}, "workers is 0: give at least 1 compile process"),
+        ({"executor": "slurm"}, "executor 'slurm' is unknown: give 'local' or 'ray'"),
+        ({"wait_idle": "soon"}, "wait_idle is 'soon'"),
+        ({"warm_l2": True}, "was measured with a cold L2"),
     ],
 )
 def test_bad_arguments(tiny_recording: Write, tmp_path: Path, options: dict[str, object], message: str) -> None:
