@@ -110,7 +110,7 @@ def test_a_new_parameter_is_one_row() -> None:
         from moeopt.distributed.claims import config_of, config_text
         from moeopt.export.read import check_entry
         from moeopt.search.features import config_features
-        from moeopt.search.surrogate import Hyperparameters
+        from moeopt.search.surrogate import WITH_RECORDINGS
         from moeopt.storage.codec import PACKED, TrialContext, decode, encode
 
         shape = MoEShape(8, 2, 256, 128)
@@ -124,7 +124,7 @@ def test_a_new_parameter_is_one_row() -> None:
         plain = LaunchConfig.of_numbers(config.numbers()[:6])
         first, second = config_features(config_table([plain, config]))
         assert second[-1] - first[-1] == 2.0
-        assert Hyperparameters.default(len(first)).lengths.shape == first.shape
+        assert WITH_RECORDINGS.length_of(len(first)).shape == first.shape
         assert config_of(config_text(config)) == config and config_of("[16,32,64,1,4,3,0,0]").num_ctas == 1
         now = datetime.datetime(2026, 1, 1)
         row = encode(Measurement(Job(Cell("up", 1), config), "ok", (1.0,)), "r", 0, TrialContext(shape), now, now)
