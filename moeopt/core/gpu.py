@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
+from moeopt.core.architecture import Architecture, architecture_of
 from moeopt.core.fields import Rate, Size, check_fields
 from moeopt.errors import DeviceError, InvalidInputError, UnknownGpuError
 
@@ -55,6 +56,11 @@ class GpuSpec:
     def sm(self) -> int:
         """Compute capability as one number, such as 90 or 120."""
         return self.compute_capability[0] * 10 + self.compute_capability[1]
+
+    @property
+    def architecture(self) -> Architecture:
+        """What GPUs of its compute capability have in common."""
+        return architecture_of(self.compute_capability)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping."""

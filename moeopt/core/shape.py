@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from moeopt.core.dtypes import DTYPES, DTypeSpec, Scales, dtypes_with
 from moeopt.core.fields import Count, Size, check_fields, checked, from_mapping
 from moeopt.errors import InvalidInputError
 
@@ -30,25 +31,6 @@ BatchSizes = Annotated[
 
 
 @dataclass(frozen=True)
-class DTypeSpec:
-    """Storage of one quantisation scheme: bits per activation and per weight element."""
-
-    activation_bits: int
-    weight_bits: int
-    compute: Literal["bf16", "fp16", "fp8", "int8"]
-
-
-DTYPES: Final[Mapping[str, DTypeSpec]] = {
-    "bf16": DTypeSpec(16, 16, "bf16"),
-    "fp16": DTypeSpec(16, 16, "fp16"),
-    "fp8_w8a8": DTypeSpec(8, 8, "fp8"),
-    "int8_w8a8": DTypeSpec(8, 8, "int8"),
-    "int8_w8a16": DTypeSpec(16, 8, "bf16"),
-    "int4_w4a16": DTypeSpec(16, 4, "bf16"),
-}
-
-
-@dataclass(frozen=True)
 class MoEShape:
     """One MoE layer as one GPU sees it.
 
@@ -57,7 +39,7 @@ class MoEShape:
         top_k: Experts per token, fused shared experts included.
         hidden_size: K, the model's hidden size.
         intermediate_size: N, the expert's intermediate size on this GPU (after tensor parallelism).
-        dtype: One of :data:`DTYPES`.
+        dtype: One of :data:`~moeopt.core.dtypes.DTYPES`.
         block_shape: (block_n, block_k) of block-wise scales, or None.
         per_channel: Scales per output channel (and per token for 8-bit activations).
         group_size: Elements of K that share a scale in a weight-only scheme, or None.
@@ -83,7 +65,6 @@ class MoEShape:
         check_fields(self)
         if self.dtype not in DTYPES:
             raise InvalidInputError(f"dtype {self.dtype!r} is unknown: give one of {', '.join(DTYPES)}")
-        bits = DTYPES[self.dtype]
         experts, shared = self.num_experts * self.ep_size, min(self.top_k, self.num_experts)
         if self.top_k > experts:
             raise InvalidInputError(
@@ -94,16 +75,37 @@ class MoEShape:
             raise InvalidInputError(
                 f"shared_experts is {self.shared_experts}: give 0 to {shared}, as they count in num_experts and top_k"
             )
-        if self.block_shape is not None and (bits.weight_bits, bits.activation_bits) != (8, 8):
-            raise InvalidInputError(f"block_shape is for fp8_w8a8 and int8_w8a8, not for dtype {self.dtype!r}")
         if self.block_shape is not None and self.per_channel:
             raise InvalidInputError("block_shape and per_channel exclude each other: give one of them")
-        if self.per_channel and bits.weight_bits != 8:
-            raise InvalidInputError(f"per_channel is for 8-bit weights, not for dtype {self.dtype!r}")
-        if self.group_size is not None and self.dtype not in ("int4_w4a16", "int8_w8a16"):
-            raise InvalidInputError(f"group_size is for int4_w4a16 and int8_w8a16, not for dtype {self.dtype!r}")
-        if self.group_size is None and self.dtype == "int4_w4a16":
-            raise InvalidInputError("int4_w4a16 needs a group_size: give 32, 64 or 128, as the checkpoint says")
+        given: dict[Scales, str] = {"block": "block_shape", "channel": "per_channel", "group": "group_size"}
+        for scales, name in given.items():
+            if getattr(self, name) and scales not in self.spec.scales:
+                raise InvalidInputError(f"{name} is for {dtypes_with(scales)}, not for dtype {self.dtype!r}")
+        if self.scales == "group" and self.group_size is None:
+            raise InvalidInputError(f"{self.dtype} needs a group_size: give 32, 64 or 128, as the checkpoint says")
+
+    @property
+    def spec(self) -> DTypeSpec:
+        """Its quantisation scheme."""
+        return DTYPES[self.dtype]
+
+    @property
+    def scales(self) -> Scales:
+        """Which scales it has."""
+        if self.group_size:
+            return "group"
+        if self.block_shape:
+            return "block"
+        return "channel" if self.per_channel else self.spec.scales[0]
+
+    def scale_shape(self, role: Role) -> tuple[int, ...] | None:
+        """Shape of the scales of one expert's weight: () is a single scale, None is none."""
+        rows, k = self.output_rows(role), self.reduction(role)
+        block_n, block_k = self.block_shape or (1, self.group_size or 1)
+        blocks = (-(-rows // block_n), -(-k // block_k))
+        shapes: dict[Scales, tuple[int, ...] | None]
+        shapes = {"none": None, "tensor": (), "channel": (rows, 1), "block": blocks, "group": blocks}
+        return shapes[self.scales]
 
     def output_rows(self, role: Role) -> int:
         """Rows of the weight of one expert: 2N (N if not gated) for up, K for down."""

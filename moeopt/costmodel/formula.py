@@ -14,9 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from moeopt.core.code_path import code_path, converted_bytes, pipeline_bytes
 from moeopt.core.config import columns
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.limits import blocks_per_multiprocessor
+from moeopt.core.shape import MoEShape, Role
+from moeopt.kernels.work import activation_bytes, expected_visits, output_bytes, routed_share
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -59,7 +62,6 @@ class TensorCores:
         wgmma: Reading shared memory.
         swapped: Of that, where the transposed tile is computed.
         mma: Reading registers.
-        hopper_mma: Of that on Hopper, whose data sheet counts wgmma.
         mma_fp8: Of that with fp8 on Hopper, which converts it to 16 bits first.
         no_rate_tflops: TFLOP/s of a GPU whose data sheet has no rate.
         block_scale: µs per 1e5 elements of a tile for scaling the sums of a block.
@@ -72,7 +74,6 @@ class TensorCores:
     wgmma: float = 0.8
     swapped: float = 0.6
     mma: float = 0.7
-    hopper_mma: float = 0.62
     mma_fp8: float = 0.5
     no_rate_tflops: float = 100.0
     block_scale: float = 0.5
@@ -148,23 +149,19 @@ PIPELINE: Final = Pipeline()
 def expected_tiles(shape: MoEShape, batch_size: int, block_size_m: int) -> tuple[float, float]:
     """Expected tiles along M and experts visited, if tokens choose experts uniformly.
 
-    An expert's tokens are binomial: each of the M tokens visits it with probability top_k / experts.
+    A routed expert's tokens are binomial: each of the M tokens visits it with the probability of
+    :func:`~moeopt.kernels.work.routed_share`.
     """
-    shared = shape.shared_experts
-    routed = shape.num_experts - shared
-    share = (shape.top_k - shared) / (routed * shape.ep_size) if routed else 0.0
+    shared, share = shape.shared_experts, routed_share(shape)
     most = -(-batch_size // block_size_m)
-    if share >= 1.0:
-        return float((shared + routed) * most), float(shared + routed)
-    tiles, active = float(shared * most), float(shared)
-    if share > 0.0:
-        counts = np.arange(batch_size + 1, dtype=np.float64)
-        log_factorial = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
-        log_choose = log_factorial[-1] - log_factorial - log_factorial[::-1]
-        mass = np.exp(log_choose + counts * np.log(share) + (batch_size - counts) * np.log1p(-share))
-        tiles += routed * float(mass @ np.ceil(counts / block_size_m))
-        active += routed * (1.0 - float(mass[0]))
-    return tiles, active
+    experts = expected_visits(shape, batch_size).experts
+    if share in (0.0, 1.0):
+        return experts * most, experts
+    counts = np.arange(batch_size + 1, dtype=np.float64)
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
+    log_choose = log_factorial[-1] - log_factorial - log_factorial[::-1]
+    mass = np.exp(log_choose + counts * np.log(share) + (batch_size - counts) * np.log1p(-share))
+    return shared * most + (shape.num_experts - shared) * float(mass @ np.ceil(counts / block_size_m)), experts
 
 
 @dataclass(frozen=True)
@@ -212,15 +209,14 @@ class _Launch:
         self.bm, self.bn, self.bk, self.warps, self.stages, self.maxnreg = columns(
             fields, "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "maxnreg"
         )
-        spec = DTYPES[shape.dtype]
-        self.compute = spec.compute
-        self.a_bytes, self.w_bytes = spec.activation_bits / 8, spec.weight_bits / 8
+        self.spec, self.architecture = shape.spec, gpu.architecture
+        self.a_bytes, self.w_bytes = self.spec.activation_bits / 8, self.spec.weight_bits / 8
         self.rows, self.reduction = shape.output_rows(role), shape.reduction(role)
         self.pairs = batch_size * shape.top_k
         self.num_sms = gpu.multiprocessors
-        self.hopper = gpu.compute_capability[0] == 9
-        self.swapped = (self.bm < 64) & (self.bn >= 64) & (self.hopper and shape.dtype == "fp8_w8a8")
-        self.wgmma = ((self.bm >= 64) | self.swapped) & (self.warps >= 4) & self.hopper
+        self.hopper = self.architecture.instruction == "wgmma"
+        self.path = code_path(self.architecture, self.spec, self.bm, self.bn, self.warps)
+        self.swapped, self.wgmma = self.path.swapped, self.path.from_shared & self.hopper
         self.steps = np.ceil(self.reduction / self.bk)
         # 16-byte loads of one thread per step.
         self.copies = (self.bm * self.a_bytes + self.bn * self.w_bytes) * self.bk / (16 * 32 * self.warps)
@@ -238,9 +234,7 @@ class _Launch:
         self.programs = tiles_m * tiles_n
         most_rows = np.minimum(self.pairs + self.shape.num_experts * (self.bm - 1), self.pairs * self.bm)
         self.launched = np.ceil(most_rows / self.bm) * tiles_n
-        shared = self.shape.shared_experts
-        share = (self.shape.top_k - shared) / self.shape.ep_size + shared
-        self.valid = np.minimum(self.batch_size * share / tiles_m, self.bm)
+        self.valid = np.minimum(expected_visits(self.shape, self.batch_size).pairs / tiles_m, self.bm)
 
     def _occupancy(self) -> None:
         """Registers and shared memory decide how many programs a multiprocessor runs at a time."""
@@ -248,23 +242,15 @@ class _Launch:
         most = np.where(self.maxnreg > 0, self.maxnreg, REGISTERS.most)
         self.spilled = np.maximum(0.0, wanted - most) / most
         self.registers = np.clip(wanted, 32, most)
-        gpu, warps = self.gpu, self.warps
-        fits = np.minimum(
-            np.floor(gpu.shared_memory_per_multiprocessor / (self._shared_bytes() + 1024)),
-            np.floor(gpu.registers_per_multiprocessor / (np.ceil(self.registers / 8) * 8 * 32 * warps)),
-        )
-        self.occupancy = np.clip(np.minimum(fits, np.floor(gpu.warps_per_multiprocessor / warps)), 1, 32)
+        blocks = blocks_per_multiprocessor(self.gpu, self._shared_bytes(), self.registers, self.warps)
+        self.occupancy: Array = np.maximum(functools.reduce(np.minimum, blocks.values()), 1)
         self.resident = np.minimum(self.occupancy, np.maximum(1, self.programs / self.num_sms))
         self.waves = self.programs / (self.num_sms * self.occupancy)
 
     def _shared_bytes(self) -> Array:
         """Bytes of shared memory of a program, scales left out."""
-        a, w = self.bm * self.a_bytes, self.bn * self.w_bytes
-        buffers = np.where(self.wgmma, self.stages, self.stages - 1)
-        if not self.shape.group_size:
-            return np.asarray(buffers * (a + w) * self.bk)
-        converted = np.where(self.wgmma, self.a_bytes / self.w_bytes, 0)
-        return np.asarray((buffers * self.bm * self.a_bytes + (self.stages - 1 + converted) * w) * self.bk)
+        buffers = pipeline_bytes(self.path, self.spec, self.bm, self.bn, self.bk, self.stages)
+        return np.asarray(buffers + converted_bytes(self.path, self.spec, self.bn, self.bk))
 
     def _registers_wanted(self) -> Array:
         """Registers of a thread if there were no limit."""
@@ -292,9 +278,9 @@ class _Launch:
         """µs of a step's products, operands through shared memory, scales and conversions, on one multiprocessor."""
         t, bm, bn, bk = TENSOR_CORES, self.bm, self.bn, self.bk
         rates = {"fp8": self.gpu.fp8_tflops, "int8": self.gpu.int8_tops}
-        tflops = float(rates.get(self.compute, 0.0) or self.gpu.bf16_tflops or t.no_rate_tflops)
-        mma = t.mma * (t.hopper_mma if self.hopper else 1.0)
-        if self.hopper and self.compute == "fp8":
+        tflops = float(rates.get(self.spec.compute, 0.0) or self.gpu.bf16_tflops or t.no_rate_tflops)
+        mma = t.mma * self.architecture.mma_rate
+        if self.hopper and self.spec.compute == "fp8":
             mma *= t.mma_fp8
         efficiency = np.where(self.wgmma, t.wgmma * np.where(self.swapped, t.swapped, 1.0), mma)
         computed_rows = np.where(self.wgmma & ~self.swapped, np.maximum(bm, 64), bm)
@@ -330,9 +316,10 @@ class _Launch:
 
     def dram_us(self) -> Array:
         """µs of reading the visited experts' weights and the activations, and writing the output, at DRAM's rate."""
-        a_rows = self.batch_size if self.role == "up" else self.pairs
-        traffic = self.active * self.rows * self.reduction * self.w_bytes * self.short**MEMORY.short_dram
-        traffic = traffic + a_rows * self.reduction * self.a_bytes + self.pairs * self.rows * 2
+        weights = self.active * self.rows * self.reduction * self.w_bytes * self.short**MEMORY.short_dram
+        tokens = self.batch_size if self.role == "up" else self.pairs
+        traffic = weights + activation_bytes(self.shape, self.role, tokens)
+        traffic = traffic + output_bytes(self.shape, self.role, self.batch_size)
         return np.asarray(traffic / (max(self.gpu.bandwidth_gbps, 1.0) * 1e3 * MEMORY.dram))
 
 

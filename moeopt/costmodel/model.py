@@ -9,7 +9,7 @@ import numpy as np
 
 from moeopt.core.config import COLUMN, LaunchConfig, config_table
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.shape import DTYPES, ROLES, MoEShape, Role
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.costmodel.formula import Array, launch_parts
 from moeopt.costmodel.trees import launch_features, load_correction
 
@@ -111,7 +111,7 @@ def estimate_tune_seconds(
         return None
     configs = min(7.3 * trials * (len(batch_sizes) / 6) ** 0.5, 2.0 * trials * len(batch_sizes))
     compiling = configs * (_CACHED_S if compiled else _COMPILE_S) / max(cores, 1)
-    typical = LaunchConfig(64, 64, 128 if DTYPES[shape.dtype].activation_bits == 8 else 64, 8, 4, 3)
+    typical = LaunchConfig(64, 64, 128 if shape.spec.activation_bits == 8 else 64, 8, 4, 3)
     timing = 0.0
     for role in ROLES:
         for m in batch_sizes:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.dtypes import DTYPES
+from moeopt.core.shape import MoEShape, Role
 from moeopt.errors import InvalidInputError
 
 _NAME: Final = re.compile(
@@ -70,7 +71,7 @@ class FileNames:
     pattern: str = "E=*.json"
 
     def word(self, dtype: str) -> str | None:
-        """The engine's word for a dtype of :data:`~moeopt.core.shape.DTYPES`; 16-bit weights have none."""
+        """The engine's word for a dtype of :data:`~moeopt.core.dtypes.DTYPES`; 16-bit weights have none."""
         return self.words.get(dtype, None if DTYPES[dtype].weight_bits == 16 else dtype)
 
     @property
@@ -100,7 +101,7 @@ class FileNames:
             InvalidInputError: The engine has no file for such a shape or device name.
         """
         n = shape.intermediate_size
-        if self.packed_int4 and shape.dtype == "int4_w4a16":
+        if self.packed_int4 and shape.spec.weight == "int4":
             if n % 2:
                 raise InvalidInputError(
                     f"intermediate_size {n} is odd: two int4 weights share a byte, so give an even one"
@@ -118,7 +119,8 @@ class FileNames:
 
     def elements(self, name: FileName) -> int:
         """The intermediate size that a name means, in weights."""
-        return name.intermediate_size * (2 if self.packed_int4 and name.dtype == "int4_w4a16" else 1)
+        spec = DTYPES.get(name.dtype or "")
+        return name.intermediate_size * (2 if self.packed_int4 and spec and spec.weight == "int4" else 1)
 
     def write(self, name: FileName) -> str:
         """The name as text."""

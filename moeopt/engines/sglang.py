@@ -77,9 +77,9 @@ def _device(gpu_name: str) -> str:
 
 def _default_config(shape: MoEShape, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
     few = batch_size <= shape.num_experts
-    if shape.dtype == "fp8_w8a8" and shape.block_shape:
+    if shape.spec.compute == "fp8" and shape.block_shape:
         return LaunchConfig(64, shape.block_shape[0], shape.block_shape[1], 32, 4, 3)
-    if shape.dtype == "fp8_w8a8":
+    if shape.spec.compute == "fp8":
         if gpu.shared_memory_per_block_optin < _SMALL_SHARED_MEMORY:
             return LaunchConfig(32, 64, 256, 1, 4, 4) if few else LaunchConfig(64, 128, 256, 64, 4, 2)
         return LaunchConfig(64, 128, 128, 1, 4, 4) if few else LaunchConfig(128, 256, 128, 32, 8, 4)
@@ -252,7 +252,7 @@ SGLANG: Final = EngineSpec(
     server=Server(
         command="python -m sglang.launch_server --model-path {model}",
         tp_option="--tp",
-        triton=lambda shape: _PACKED if shape.dtype in ("int4_w4a16", "int8_w8a16") else _TRITON,
+        triton=lambda shape: _PACKED if shape.spec.weight_only else _TRITON,
         kept=("quantization",),
     ),
     log=_LOG,

@@ -7,7 +7,7 @@ from typing import Final
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.shape import DTYPES, MoEShape
+from moeopt.core.shape import MoEShape
 from moeopt.engines.file_names import FileNames
 from moeopt.engines.layout import Layout
 from moeopt.engines.log import FILE, NOT_ON_TRITON, Backend, LogFacts, LogLine, ServerLog
@@ -29,7 +29,7 @@ def _device(gpu_name: str) -> str:
 
 
 def _default_config(shape: MoEShape, m: int, gpu: GpuSpec) -> LaunchConfig:
-    if shape.dtype == "fp8_w8a8" and shape.block_shape:
+    if shape.spec.compute == "fp8" and shape.block_shape:
         block_n, block_k = shape.block_shape
         narrow = m <= 8 and block_n % 64 == 0
         return LaunchConfig(
@@ -45,7 +45,7 @@ def _default_config(shape: MoEShape, m: int, gpu: GpuSpec) -> LaunchConfig:
         block_m = 16 if m <= 20 else 32 if m <= 40 else 64
         block_n, block_k = (32, 64) if m == 1 else (64, 32)
         return LaunchConfig(block_m, block_n, block_k, 1, TRITON_WARPS, TRITON_STAGES)
-    fp8 = shape.dtype == "fp8_w8a8"
+    fp8 = shape.spec.compute == "fp8"
     return LaunchConfig(
         block_size_m=16 if m <= 32 else 32 if m <= 96 else 64 if m <= 512 else 128,
         block_size_n=64 if m <= 64 else 128,
@@ -68,8 +68,7 @@ def _shards(tp: int, ep: int) -> int:
 
 def _added_keys(shape: MoEShape) -> dict[str, int]:
     """The launch for grouped integer weights takes SPLIT_K from the file and fails without it."""
-    scheme = DTYPES[shape.dtype]
-    return {"SPLIT_K": 1} if scheme.weight_bits < scheme.activation_bits else {}
+    return {"SPLIT_K": 1} if shape.spec.weight_only else {}
 
 
 def _backend(facts: LogFacts, reads: bool) -> Backend | None:

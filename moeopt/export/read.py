@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol
 
 from moeopt import engines
 from moeopt.core.config import PARAMETERS, LaunchConfig
+from moeopt.core.dtypes import DTYPES
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.limits import illegal_reason
 from moeopt.core.shape import MoEShape
@@ -35,8 +36,6 @@ _ASKED_FOR: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE
 _TRITON_DEFAULTS: Final = {"num_warps": TRITON_WARPS, "num_stages": TRITON_STAGES}
 _POWERS_OF_TWO: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
 _AMD_KEYS: Final = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
-# What weight-only kernels need in shared memory depends on how Triton unpacks the weights.
-_EXACT_RULE: Final = ("bf16", "fp16", "fp8_w8a8", "int8_w8a8")
 # A name has no group_size; what a config needs of a GPU does not depend on it.
 _ANY_GROUP: Final = 128
 
@@ -258,7 +257,8 @@ def _against_gpu(entry: Mapping[str, Any], shape: MoEShape, gpu: GpuSpec) -> Ite
     if shape.block_shape and config.block_size_k > shape.block_shape[1]:
         return
     reason = illegal_reason(config, shape, "up", gpu)
-    if reason and shape.dtype in _EXACT_RULE:
+    # What weight-only kernels need in shared memory depends on how Triton unpacks the weights.
+    if reason and not shape.spec.weight_only:
         yield "error", "cannot_run", f"{config} {reason}: the file is of another GPU or dtype than its name says"
     elif reason:
         yield "warning", "cannot_run", f"{config} probably {reason}: the launch may fail; tune on this GPU"
@@ -320,6 +320,7 @@ def _gpu_of(name: ConfigName) -> GpuSpec | None:
 def _shape_of(name: ConfigName) -> MoEShape | None:
     """A shape with the dtype and block shape of the name: what a config needs of a GPU depends on no more."""
     dtype = name.dtype or ("int8_w8a8" if name.block_shape else "bf16")
+    spec = DTYPES.get(dtype)
     try:
         return MoEShape(
             num_experts=max(name.num_experts, 1),
@@ -328,7 +329,7 @@ def _shape_of(name: ConfigName) -> MoEShape | None:
             intermediate_size=max(name.intermediate_size, 1),
             dtype=dtype,
             block_shape=name.block_shape,
-            group_size=_ANY_GROUP if dtype == "int4_w4a16" else None,
+            group_size=_ANY_GROUP if spec and spec.scales == ("group",) else None,
         )
     except InvalidInputError:
         return None

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moeopt import engines
-from moeopt.core import limits as resources
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
+from moeopt.core.limits import illegal_reason, tile_reason, unsupported_reason
 from moeopt.core.provenance import KernelKey
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Resources
 from moeopt.errors import UnsupportedShapeError
 from moeopt.kernels.base import MoEKernel
@@ -42,11 +42,8 @@ class BuiltinKernel(MoEKernel):
 
     def check(self, shape: MoEShape, gpu: GpuSpec) -> None:
         """Raises UnsupportedShapeError where the GPU lacks the dtype, or sizes do not fit the layout."""
-        if shape.dtype == "fp8_w8a8" and gpu.compute_capability < (8, 9):
-            raise UnsupportedShapeError(
-                f"{gpu.name} has no fp8 tensor cores: fp8_w8a8 needs compute capability 8.9 or more, "
-                "use int8_w8a8 or bf16"
-            )
+        if reason := unsupported_reason(shape, gpu):
+            raise UnsupportedShapeError(reason)
         for role in ("up", "down"):
             k, rows = shape.reduction(role), shape.output_rows(role)
             if shape.group_size and k % shape.group_size:
@@ -63,25 +60,9 @@ class BuiltinKernel(MoEKernel):
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
         """The GPU's limits, and this kernel's own rules."""
-        shared = kernel_shared_bytes(config, shape, role, gpu)
-        reason = resources.illegal_reason(config, shape, role, gpu, shared=shared)
-        if reason:
-            return reason
         if config.use_tma:
             return "USE_TMA is set: the builtin kernel loads weights without TMA"
-        block_k = config.block_size_k
-        for name, size in (("M", config.block_size_m), ("N", config.block_size_n), ("K", block_k)):
-            if size < 16 or size & (size - 1):
-                return f"BLOCK_SIZE_{name} is {size}: a power of two from 16 on is needed"
-        if block_k < 32 and DTYPES[shape.dtype].activation_bits == 8:
-            return f"BLOCK_SIZE_K is {block_k}: 8-bit tensor cores need 32"
-        if config.num_warps & (config.num_warps - 1):
-            return f"num_warps is {config.num_warps}: a power of two is needed"
-        if shape.block_shape and shape.block_shape[1] % block_k:
-            return (
-                f"BLOCK_SIZE_K {block_k} does not divide block_k {shape.block_shape[1]}: a step would straddle scales"
-            )
-        return None
+        return illegal_reason(config, shape, role, gpu) or tile_reason(config, shape)
 
     def default_config(self, shape: MoEShape, role: Role, batch_size: int, gpu: GpuSpec) -> LaunchConfig:
         """The default engine's."""
@@ -104,18 +85,3 @@ class BuiltinKernel(MoEKernel):
         from moeopt.kernels.builtin_launch import launch, launch_options
 
         return launch(layer, role, batch, config, out, launch_options(layer, role, config))
-
-
-def kernel_shared_bytes(config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> int:
-    """Bytes of shared memory of one program.
-
-    With fewer bits in the weights than in the activations, the 64-row instruction of compute capability 9 reads one
-    tile of weights converted to 16 bits, and the pipeline holds one tile less of those as stored. For weights in groups
-    :func:`moeopt.core.limits.shared_bytes` counts that already.
-    """
-    need = resources.shared_bytes(config, shape, role, gpu)
-    bits = DTYPES[shape.dtype].weight_bits
-    converts = bits < DTYPES[shape.dtype].activation_bits and shape.group_size is None
-    if converts and gpu.compute_capability[0] == 9 and config.block_size_m >= 64:
-        need += config.block_size_n * config.block_size_k * (16 - bits) // 8
-    return need

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moeopt.core.architecture import architecture_of
+from moeopt.core.code_path import code_path
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Resources
 from moeopt.kernels import builtin_kernel
 from moeopt.kernels.align import align, kept_with, max_tiles
@@ -22,26 +24,21 @@ from moeopt.kernels.layer import Layer, RoutedBatch
 from moeopt.kernels.quant import (
     activation_dtype,
     compute_dtype,
-    scheme_of,
     stored_reduction,
     weight_dtype,
-    weight_scale_shape,
+    weight_scale_dtype,
 )
 from moeopt.kernels.target import compile_resources, current_capability
 
 
 def compile_binary(shape: MoEShape, role: Role, batch_size: int, config: LaunchConfig) -> Resources:
     """Compiles for the active target; the binary serves every batch size."""
-    scales = weight_scale_shape(shape, role) is not None
-    output = compute_dtype(shape)
-    weight_scale = output if scheme_of(shape) == "group" else torch.float32
-    quantised = DTYPES[shape.dtype].activation_bits == 8
     tensors = (
         activation_dtype(shape),
         weight_dtype(shape),
-        output,
-        torch.float32 if quantised else None,
-        weight_scale if scales else None,
+        compute_dtype(shape),
+        torch.float32 if shape.spec.activation_bits == 8 else None,
+        weight_scale_dtype(shape) if shape.scales != "none" else None,
         torch.float32,
         torch.int32,
         torch.int32,
@@ -93,20 +90,6 @@ def launch(
     return functools.partial(start, *tensors, *_sizes(shape, role, batch.num_pairs, aligned.num_tiles), **options)
 
 
-def swaps_operands(shape: MoEShape, config: LaunchConfig, capability: tuple[int, int] | None) -> bool:
-    """Whether the transposed tile is computed.
-
-    On compute capability 9 the fast tensor-core instruction has 64 rows. With fewer rows than that in a tile the
-    weights take that side; SGLang does so for fp8 under the same conditions.
-    """
-    return (
-        capability is not None
-        and capability[0] == 9
-        and shape.dtype == "fp8_w8a8"
-        and config.block_size_m < 64 <= config.block_size_n
-    )
-
-
 def _sizes(shape: MoEShape, role: Role, num_pairs: int, tiles_m: int) -> tuple[int, ...]:
     return (shape.output_rows(role), shape.reduction(role), stored_reduction(shape, role), num_pairs, tiles_m)
 
@@ -116,17 +99,20 @@ def options_for(
 ) -> dict[str, Any]:
     """Compile-time arguments of a launch. The capability is None for the interpreter."""
     block_n, block_k = shape.block_shape or (0, shape.group_size or 0)
+    architecture = None if capability is None else architecture_of(capability)
+    tile = (config.block_size_m, config.block_size_n)
+    dependent = architecture is not None and architecture.dependent_launch
     options: dict[str, Any] = {
-        "SCHEME": scheme_of(shape),
-        "BITS": DTYPES[shape.dtype].weight_bits,
+        "SCHEME": shape.scales,
+        "BITS": shape.spec.weight_bits,
         "GROUP_N": block_n,
         "GROUP_K": block_k,
         "TOP_K": shape.top_k if role == "up" else 1,
         "ROUTED_WEIGHT": role == "down",
         "EVEN_N": shape.output_rows(role) % config.block_size_n == 0,
         "EVEN_K": shape.reduction(role) % config.block_size_k == 0,
-        "SWAP_AB": swaps_operands(shape, config, capability),
-        "DEPENDENT_LAUNCH": capability is not None and capability[0] >= 9,
+        "SWAP_AB": architecture is not None and code_path(architecture, shape.spec, *tile, config.num_warps).swapped,
+        "DEPENDENT_LAUNCH": dependent,
         "BLOCK_SIZE_M": config.block_size_m,
         "BLOCK_SIZE_N": config.block_size_n,
         "BLOCK_SIZE_K": config.block_size_k,
@@ -134,7 +120,7 @@ def options_for(
     }
     if capability is not None:
         options |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        if options["DEPENDENT_LAUNCH"]:
+        if dependent:
             options["launch_pdl"] = True
         if config.maxnreg:
             options["maxnreg"] = config.maxnreg

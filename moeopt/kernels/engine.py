@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moeopt import engines
 from moeopt.core.config import LaunchConfig
+from moeopt.core.dtypes import DTYPES
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.limits import illegal_reason, shared_bytes
+from moeopt.core.limits import gptq_shared_bytes, illegal_reason, shared_bytes, tile_reason, unsupported_reason
 from moeopt.core.provenance import KernelKey
-from moeopt.core.shape import DTYPES, ROLES, MoEShape, Role
+from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.core.trial import Resources
 from moeopt.engines.source import EngineSource, find_engine
 from moeopt.errors import InvalidInputError, UnsupportedShapeError
@@ -61,34 +62,17 @@ class EngineKernel(MoEKernel):
         return f"{engines.get(self.name).title}{version} ({self.source.path})"
 
     def check(self, shape: MoEShape, gpu: GpuSpec) -> None:
-        major, minor = gpu.compute_capability
-        if shape.dtype == "fp8_w8a8" and (major, minor) < (8, 9):
-            raise UnsupportedShapeError(
-                f"fp8_w8a8 needs compute capability 8.9 or more and {gpu.name} has {major}.{minor}: "
-                "tune int8_w8a8 or a 16-bit dtype there"
-            )
+        if reason := unsupported_reason(shape, gpu):
+            raise UnsupportedShapeError(reason)
         # A whole launch is recorded, so that what the engine itself refuses is refused here.
         for role in ROLES:
             self.meta_launch(shape, role, 1, self.default_config(shape, role, 1, gpu), gpu.compute_capability)
 
     def illegal_reason(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
-        reason = illegal_reason(
-            config, shape, role, gpu, shared=engine_shared_bytes(self.name, config, shape, role, gpu)
-        )
-        if reason:
-            return reason
+        shared = engine_shared_bytes(self.name, config, shape, role, gpu)
         block_k = config.block_size_k
-        for name, size in (("M", config.block_size_m), ("N", config.block_size_n), ("K", block_k)):
-            if size < 16 or size & (size - 1):
-                return f"BLOCK_SIZE_{name} is {size}: a power of two from 16 on is needed"
-        if block_k < 32 and DTYPES[shape.dtype].activation_bits == 8:
-            return f"BLOCK_SIZE_K is {block_k}: 8-bit tensor cores need 32"
-        if config.num_warps & (config.num_warps - 1):
-            return f"num_warps is {config.num_warps}: a power of two is needed"
-        if shape.block_shape and shape.block_shape[1] % block_k:
-            return (
-                f"BLOCK_SIZE_K {block_k} does not divide block_k {shape.block_shape[1]}: a step would straddle scales"
-            )
+        if reason := illegal_reason(config, shape, role, gpu, shared=shared) or tile_reason(config, shape):
+            return reason
         if shape.group_size and shape.reduction(role) % block_k:
             return (
                 f"BLOCK_SIZE_K {block_k} does not divide K {shape.reduction(role)}: the kernel reads past the weights"
@@ -238,10 +222,7 @@ class EngineKernel(MoEKernel):
             "top_k": shape.top_k if role == "up" else 1,
             "config": options,
             "compute_type": tl.float16 if out.dtype == torch.float16 else tl.bfloat16,
-            "use_fp8_w8a8": shape.dtype == "fp8_w8a8",
-            "use_int8_w8a8": shape.dtype == "int8_w8a8",
-            "use_int8_w8a16": shape.dtype == "int8_w8a16",
-            "use_int4_w4a16": shape.dtype == "int4_w4a16",
+            **{f"use_{dtype}": shape.dtype == dtype for dtype, spec in DTYPES.items() if spec.weight_bits < 16},
             "per_channel_quant": shape.per_channel,
             "block_shape": list(block) if block else None,
         }
@@ -257,10 +238,7 @@ def engine_shared_bytes(
 ) -> int:
     """Bytes of shared memory of one program of an engine's kernel.
 
-    In the gptq/awq kernel the activations are pipelined, 8-bit weights are too and 4-bit weights are
-    not, and one tile of dequantised weights lies beside them. Where one step covers K, which this kernel
-    is compiled for, there is no loop to pipeline; Triton 3.9 then has 8-bit weights of the largest tiles on
-    Hopper twice. Exact for what ``tests/core/test_limits_exact.py`` holds.
+    Exact for what ``tests/core/test_limits_exact.py`` holds.
 
     Args:
         engine: Its name.
@@ -270,25 +248,9 @@ def engine_shared_bytes(
         gpu: Where it runs.
         triton: Which version compiles; None for the installed one.
     """
-    if not shape.group_size:
-        return shared_bytes(config, shape, role, gpu, column_scales=engines.get(engine).kernel.column_scales)
-    wgmma = gpu.compute_capability[0] == 9 and config.block_size_m >= 64 and config.num_warps >= 4
-    activations = config.block_size_m * config.block_size_k * 2
-    weights = config.block_size_n * config.block_size_k
-    if config.block_size_k >= shape.reduction(role):
-        outputs_per_thread = config.block_size_m * config.block_size_n // (32 * config.num_warps)
-        twice = (
-            wgmma
-            and DTYPES[shape.dtype].weight_bits == 8
-            and config.block_size_m >= 256
-            and outputs_per_thread <= 128
-            and (triton or installed_triton()) >= (3, 9)
-        )
-        return activations + (4 if twice else 2) * weights
-    pipelined = (config.num_stages if wgmma else config.num_stages - 1) * activations
-    if DTYPES[shape.dtype].weight_bits == 8:
-        pipelined += (config.num_stages - 1) * weights
-    return pipelined + 2 * weights
+    if shape.group_size:
+        return gptq_shared_bytes(config, shape, role, gpu, triton or installed_triton())
+    return shared_bytes(config, shape, role, gpu, column_scales=engines.get(engine).kernel.column_scales)
 
 
 @functools.cache

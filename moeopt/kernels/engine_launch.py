@@ -22,10 +22,11 @@ from moeopt.kernels.layer import Layer, RoutedBatch
 from moeopt.kernels.quant import (
     Weights,
     activation_dtype,
+    activation_scale_shape,
     compute_dtype,
-    scheme_of,
     stored_reduction,
     weight_dtype,
+    weight_scale_dtype,
     weight_scale_shape,
 )
 
@@ -144,27 +145,21 @@ def meta_operands(shape: MoEShape, role: Role, batch_size: int) -> tuple[Layer, 
         return torch.empty(size, dtype=dtype, device="meta")
 
     def weights(of: Role) -> Weights:
-        scale_shape = weight_scale_shape(shape, of)
-        scale_dtype = compute_dtype(shape) if scheme_of(shape) == "group" else torch.float32
+        scale = weight_scale_shape(shape, of)
         return Weights(
             empty((shape.num_experts, shape.output_rows(of), stored_reduction(shape, of)), weight_dtype(shape)),
-            None if scale_shape is None else empty(scale_shape, scale_dtype),
+            None if scale is None else empty(scale, weight_scale_dtype(shape)),
         )
 
-    pairs, k, scheme = batch_size * shape.top_k, shape.reduction(role), scheme_of(shape)
+    pairs = batch_size * shape.top_k
     tokens = batch_size if role == "up" else pairs
-    a_scale = None
-    if activation_dtype(shape) in (torch.float8_e4m3fn, torch.int8):
-        size: tuple[int, ...] = (1,) if scheme == "tensor" else (tokens, 1)
-        if shape.block_shape:
-            size = (tokens, -(-k // shape.block_shape[1]))
-        a_scale = empty(size, torch.float32)
+    a_scale = activation_scale_shape(shape, role, tokens)
     up, down = (weights(r) for r in ROLES)
     batch = RoutedBatch(
         role=role,
         topk_ids=empty((batch_size, shape.top_k), torch.int32),
         topk_weights=empty((batch_size, shape.top_k), torch.float32),
-        a=empty((tokens, k), activation_dtype(shape)),
-        a_scale=a_scale,
+        a=empty((tokens, shape.reduction(role)), activation_dtype(shape)),
+        a_scale=None if a_scale is None else empty(a_scale, torch.float32),
     )
     return Layer(shape, up, down), batch, empty((pairs, shape.output_rows(role)), compute_dtype(shape))

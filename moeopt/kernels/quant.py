@@ -22,15 +22,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import MoEShape, Role
 
-Scheme = Literal["none", "tensor", "channel", "block", "group"]
-
+_TORCH: Final = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
 FP8_MAX: Final = 448.0
 INT8_MAX: Final = 127.0
 # Standard deviation of random quantised weights: wide enough that all codes occur, few are clipped.
@@ -51,57 +56,45 @@ class Weights:
     scale: Tensor | None
 
 
-def scheme_of(shape: MoEShape) -> Scheme:
-    """Which scales the shape has. 8-bit weights with 16-bit activations have one per channel or per group."""
-    if shape.group_size:
-        return "group"
-    if shape.block_shape:
-        return "block"
-    if shape.per_channel or shape.dtype == "int8_w8a16":
-        return "channel"
-    return "tensor" if DTYPES[shape.dtype].weight_bits == 8 else "none"
-
-
 def compute_dtype(shape: MoEShape) -> torch.dtype:
     """dtype of the layer's outputs, and of its activations before they are quantised."""
-    return torch.float16 if shape.dtype == "fp16" else torch.bfloat16
+    return torch.float16 if shape.spec.compute == "fp16" else torch.bfloat16
 
 
 def weight_dtype(shape: MoEShape) -> torch.dtype:
     """dtype of the stored weights."""
-    if scheme_of(shape) == "group":
-        return torch.uint8
-    return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(
-        DTYPES[shape.dtype].compute, torch.int8 if shape.dtype == "int8_w8a16" else compute_dtype(shape)
-    )
+    return torch.uint8 if shape.scales == "group" else _TORCH[shape.spec.weight]
 
 
 def activation_dtype(shape: MoEShape) -> torch.dtype:
     """dtype of the activations that the kernel reads."""
-    return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(DTYPES[shape.dtype].compute, compute_dtype(shape))
+    return _TORCH[shape.spec.compute]
 
 
 def stored_reduction(shape: MoEShape, role: Role) -> int:
     """Elements of the last dimension of the stored weights: K, or K/2 where two lie in one."""
     k = shape.reduction(role)
-    return k // 2 if DTYPES[shape.dtype].weight_bits == 4 else k
+    return k // 2 if shape.spec.weight_bits == 4 else k
 
 
 def weight_scale_shape(shape: MoEShape, role: Role) -> tuple[int, ...] | None:
     """Shape of the weights' scales, or None."""
-    e, rows, k = shape.num_experts, shape.output_rows(role), shape.reduction(role)
-    scheme = scheme_of(shape)
-    if scheme == "tensor":
-        return (e,)
-    if scheme == "channel":
-        return (e, rows, 1)
-    if scheme == "block":
-        assert shape.block_shape is not None
-        return (e, math.ceil(rows / shape.block_shape[0]), math.ceil(k / shape.block_shape[1]))
-    if scheme == "group":
-        assert shape.group_size is not None
-        return (e, rows, k // shape.group_size)
-    return None
+    scales = shape.scale_shape(role)
+    return None if scales is None else (shape.num_experts, *scales)
+
+
+def weight_scale_dtype(shape: MoEShape) -> torch.dtype:
+    """dtype of the weights' scales."""
+    return compute_dtype(shape) if shape.scales == "group" else torch.float32
+
+
+def activation_scale_shape(shape: MoEShape, role: Role, tokens: int) -> tuple[int, ...] | None:
+    """Shape of the scales of so many rows of activations, or None where they have 16 bits."""
+    if shape.spec.activation_bits == 16:
+        return None
+    if shape.block_shape:
+        return (tokens, math.ceil(shape.reduction(role) / shape.block_shape[1]))
+    return (1,) if shape.scales == "tensor" else (tokens, 1)
 
 
 def random_weights(shape: MoEShape, role: Role, *, device: torch.device, generator: torch.Generator) -> Weights:
@@ -114,7 +107,7 @@ def random_weights(shape: MoEShape, role: Role, *, device: torch.device, generat
     dtype = weight_dtype(shape)
     q = torch.empty((e, rows, stored_reduction(shape, role)), dtype=dtype, device=device)
     std = 1.0
-    if DTYPES[shape.dtype].weight_bits == 4:
+    if shape.spec.weight_bits == 4:
         q.random_(0, 256, generator=generator)
         std = _INT4_STD
     elif dtype in (torch.bfloat16, torch.float16):
@@ -134,7 +127,7 @@ def random_weights(shape: MoEShape, role: Role, *, device: torch.device, generat
         return Weights(q, None)
     scale = torch.rand(scale_shape, dtype=torch.float32, device=device, generator=generator).add_(0.5)
     scale.mul_(k**-0.5 / std)
-    return Weights(q, scale.to(compute_dtype(shape)) if scheme_of(shape) == "group" else scale)
+    return Weights(q, scale.to(weight_scale_dtype(shape)))
 
 
 def quantise_activations(x: Tensor, shape: MoEShape) -> tuple[Tensor, Tensor | None]:
@@ -151,9 +144,9 @@ def quantise_activations(x: Tensor, shape: MoEShape) -> tuple[Tensor, Tensor | N
     if dtype not in (torch.float8_e4m3fn, torch.int8):
         return x, None
     limit = FP8_MAX if dtype == torch.float8_e4m3fn else INT8_MAX
-    scheme, values = scheme_of(shape), x.float()
+    scales, values = shape.scales, x.float()
     tokens, k = x.shape
-    if scheme == "block":
+    if scales == "block":
         assert shape.block_shape is not None
         block = shape.block_shape[1]
         groups = math.ceil(k / block)
@@ -161,7 +154,7 @@ def quantise_activations(x: Tensor, shape: MoEShape) -> tuple[Tensor, Tensor | N
         scale = padded.abs().amax(dim=2).clamp_min(1e-10) / limit
         values = (padded / scale[:, :, None]).view(tokens, groups * block)[:, :k]
     else:
-        scale = values.abs().amax(dim=1, keepdim=True) if scheme == "channel" else values.abs().max().view(1)
+        scale = values.abs().amax(dim=1, keepdim=True) if scales == "channel" else values.abs().max().view(1)
         scale = scale.clamp_min(1e-10) / limit
         values = values / scale
     values = values.clamp(-limit, limit)
@@ -173,7 +166,7 @@ def dequantise_activations(a: Tensor, scale: Tensor | None, shape: MoEShape) -> 
     values = a.float()
     if scale is None:
         return values
-    if scheme_of(shape) == "block":
+    if shape.scales == "block":
         assert shape.block_shape is not None
         scale = scale.repeat_interleave(shape.block_shape[1], dim=1)[:, : a.shape[1]]
     return values * scale
@@ -184,16 +177,16 @@ def dequantise_expert(weights: Weights, expert: int, shape: MoEShape) -> Tensor:
     q = weights.q[expert]
     if weights.scale is None:
         return q.float()
-    scheme, scale = scheme_of(shape), weights.scale[expert].float()
-    if scheme == "group":
+    scale = weights.scale[expert].float()
+    if shape.scales == "group":
         assert shape.group_size is not None
-        if DTYPES[shape.dtype].weight_bits == 4:
+        if shape.spec.weight_bits == 4:
             q = torch.stack((q & 0xF, q >> 4), dim=2).view(q.shape[0], -1)
             values = q.float() - 8.0
         else:
             values = q.float() - 128.0
         return values * scale.repeat_interleave(shape.group_size, dim=1)
-    if scheme == "block":
+    if shape.scales == "block":
         assert shape.block_shape is not None
         block_n, block_k = shape.block_shape
         scale = scale.repeat_interleave(block_n, dim=0)[: q.shape[0]]

@@ -63,7 +63,7 @@ class SglangKernel(EngineKernel):
         return "invoke_fused_moe_kernel"
 
     def check(self, shape: MoEShape, gpu: GpuSpec) -> None:
-        if shape.dtype == "int8_w8a8" and not shape.per_channel and not shape.block_shape:
+        if shape.spec.compute == "int8" and shape.scales == "tensor":
             raise UnsupportedShapeError(
                 "SGLang's int8_w8a8 has scales per channel or per block: give per_channel or a block_shape"
             )
@@ -81,7 +81,7 @@ class SglangKernel(EngineKernel):
     def _illegal_tma(self, config: LaunchConfig, shape: MoEShape, role: Role, gpu: GpuSpec) -> str | None:
         if not self.can_use_tma(shape, role):
             return "USE_TMA is set: SGLang loads through TMA in the down projection of block-wise fp8 alone"
-        if gpu.compute_capability[0] < 9:
+        if not gpu.architecture.dependent_launch:
             return f"USE_TMA is set and {gpu.name} has no tensor memory accelerator"
         if max(config.block_size_m, config.block_size_n, config.block_size_k) > _TMA_MAX_BOX:
             return f"USE_TMA is set: a TMA box has at most {_TMA_MAX_BOX} elements along each axis"
@@ -91,14 +91,14 @@ class SglangKernel(EngineKernel):
         # SGLang's kernel asserts block-wise fp8; TMA strides are multiples of 16 bytes.
         return (
             role == "down"
-            and shape.dtype == "fp8_w8a8"
+            and shape.spec.compute == "fp8"
             and shape.block_shape is not None
             and shape.reduction(role) % 16 == 0
             and "a_desc" in self.arg_names()
         )
 
     def space_extras(self, shape: MoEShape, gpu: GpuSpec) -> Sequence[str]:
-        tma = gpu.compute_capability[0] >= 9 and self.can_use_tma(shape, "down")
+        tma = gpu.architecture.dependent_launch and self.can_use_tma(shape, "down")
         return ("maxnreg", "USE_TMA") if tma else ("maxnreg",)
 
     def launch_values(

@@ -63,7 +63,7 @@ class VllmKernel(EngineKernel):
         return super().illegal_reason(config, shape, role, gpu)
 
     def skips_remote_experts(self, shape: MoEShape) -> bool:
-        scale_of_all_rows = shape.dtype == "fp8_w8a8" and not shape.per_channel and not shape.block_shape
+        scale_of_all_rows = shape.spec.compute == "fp8" and shape.scales == "tensor"
         return shape.ep_size > 1 and not scale_of_all_rows and _ignores_absent(self.source.path)
 
     def launch_values(

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeopt.core.shape import DTYPES, MoEShape, Role
+from moeopt.core.shape import MoEShape, Role
 
 # Outputs are bf16 or fp16 whatever the scheme.
 _OUTPUT_BYTES: Final = 2
@@ -92,21 +92,14 @@ def launch_work(shape: MoEShape, role: Role, batch_size: int, visits: Visits | N
 
 def expert_bytes(shape: MoEShape, role: Role) -> float:
     """Bytes of one expert's weight of one role, scales included."""
-    rows, k = shape.output_rows(role), shape.reduction(role)
-    spec = DTYPES[shape.dtype]
-    size = rows * k * spec.weight_bits / 8
-    if shape.block_shape:
-        size += 4 * math.ceil(rows / shape.block_shape[0]) * math.ceil(k / shape.block_shape[1])
-    elif shape.group_size:
-        size += 2 * rows * math.ceil(k / shape.group_size)
-    elif spec.weight_bits == 8:
-        size += 4 * (rows if shape.per_channel or spec.compute == "bf16" else 1)
-    return size
+    size = shape.output_rows(role) * shape.reduction(role) * shape.spec.weight_bits / 8
+    scales = shape.scale_shape(role)
+    return size if scales is None else size + (2 if shape.scales == "group" else 4) * math.prod(scales)
 
 
 def activation_bytes(shape: MoEShape, role: Role, tokens: float) -> float:
     """Bytes of so many rows of a role's activations, without their scales."""
-    return tokens * shape.reduction(role) * DTYPES[shape.dtype].activation_bits / 8
+    return tokens * shape.reduction(role) * shape.spec.activation_bits / 8
 
 
 def output_bytes(shape: MoEShape, role: Role, batch_size: int) -> int:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from moeopt.core.shape import DTYPES, MoEShape
+from moeopt.core.shape import MoEShape
 from moeopt.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def default_path() -> Path:
 
 def rate_key(gpu: str, driver: str, torch: str, shape: MoEShape) -> str:
     """Key of a :class:`RateStore` entry."""
-    return " | ".join((gpu, driver, torch, DTYPES[shape.dtype].compute))
+    return " | ".join((gpu, driver, torch, shape.spec.compute))
 
 
 def measure_rates(device: Any, shape: MoEShape) -> Rates:
@@ -123,9 +123,9 @@ def measure_rates(device: Any, shape: MoEShape) -> Rates:
     read_gbps = size / seconds(_read(device, size)) * 1e-9
     n = _MATMUL_SIZE if free > 8 * _MATMUL_SIZE**2 * 2 else _MATMUL_SIZE // 2
     try:
-        tflops: float | None = 2.0 * n**3 / seconds(_matmul(device, DTYPES[shape.dtype].compute, n)) * 1e-12
+        tflops: float | None = 2.0 * n**3 / seconds(_matmul(device, shape.spec.compute, n)) * 1e-12
     except (RuntimeError, AttributeError) as error:
-        log.info("the %s matmul rate cannot be measured here: %s", DTYPES[shape.dtype].compute, error)
+        log.info("the %s matmul rate cannot be measured here: %s", shape.spec.compute, error)
         tflops = None
     torch.cuda.empty_cache()
     return Rates(round(copy_gbps, 1), round(read_gbps, 1), None if tflops is None else round(tflops, 1))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from moeopt import engines
-from moeopt.core.shape import DTYPES, MoEShape
+from moeopt.core.dtypes import DTYPES
+from moeopt.core.shape import MoEShape
 from moeopt.engines import EngineSpec
 from moeopt.engines.spec import sizes_that_divide
 from moeopt.errors import InvalidInputError
@@ -73,7 +74,7 @@ def shape_from_model(
             parallelism, which spans the tensor-parallel ranks, E / ep and the full N).
         tp: Tensor-parallel size.
         ep: Expert-parallel size: a divisor of tp for SGLang, a multiple of tp for vLLM.
-        dtype: Instead of what the config says, one of :data:`moeopt.core.shape.DTYPES`.
+        dtype: Instead of what the config says, one of :data:`moeopt.core.dtypes.DTYPES`.
         fuse_shared_experts: Whether shared experts are appended to the routed ones; None for what the engine
             does by default.
         overrides: Fields of the shape, as one GPU sees them, that are given by hand.
@@ -163,7 +164,7 @@ class _Rules:
     def shape(self, scheme: Scheme) -> MoEShape:
         """The shape, its numbers noted one by one."""
         look = self.look
-        experts, top_k, shared = self.experts(int4=scheme.dtype == "int4_w4a16")
+        experts, top_k, shared = self.experts(int4=DTYPES[scheme.dtype].weight == "int4")
         hidden = look.number("hidden_size", look.family.hidden)
         look.record("dtype", scheme.dtype, scheme.source)
         block_shape, per_channel = self.scales(scheme)

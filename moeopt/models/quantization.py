@@ -25,7 +25,7 @@ class Scheme:
     """How the routed experts are stored.
 
     Attributes:
-        dtype: One of :data:`moeopt.core.shape.DTYPES`.
+        dtype: One of :data:`moeopt.core.dtypes.DTYPES`.
         source: The key and value that say so.
         block_shape: Block of the scales, or None.
         per_channel: Scales per output channel.

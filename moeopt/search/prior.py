@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from moeopt.core.gpu import GpuSpec
-from moeopt.core.shape import DTYPES, ROLES, MoEShape
+from moeopt.core.shape import ROLES, MoEShape
 from moeopt.core.trial import Cell
 from moeopt.costmodel.model import predict_table_us
 from moeopt.recordings.landscape import Landscape
@@ -146,7 +146,7 @@ class CostModelResiduals:
 def _residuals(
     shape: MoEShape, cells: Sequence[Cell], table: Ints, landscapes: Sequence[Landscape]
 ) -> CostModelResiduals | None:
-    bits = DTYPES[shape.dtype].weight_bits
+    bits = shape.spec.weight_bits
     used = [recorded.joint() if cells[0].role == "joint" else recorded for recorded in landscapes]
     used = [landscape for landscape in used if landscape.cells]
     if not used:
@@ -157,7 +157,7 @@ def _residuals(
         formula = _excess(np.log(expected_us(landscape.shape, landscape.gpu, landscape.cells, landscape.table)))
         missed = _centred(measured - formula)
         # BLOCK_SIZE_K as it is, and as the same number of bytes.
-        factors = sorted({1.0, bits / DTYPES[landscape.shape.dtype].weight_bits})
+        factors = sorted({1.0, bits / landscape.shape.spec.weight_bits})
         for factor in factors:
             recorded.append(missed)
             places.append(_nearest(table, landscape.table, factor))

@@ -99,7 +99,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"shared_experts": True}, "shared_experts"),
     ({"per_channel": "yes"}, "per_channel is 'yes'"),
     ({"gated": 1}, "gated is 1"),
-    ({"per_channel": True}, "per_channel is for 8-bit weights"),
+    ({"per_channel": True}, "per_channel is for fp8_w8a8, int8_w8a16 and int8_w8a8"),
     ({"block_shape": (128, 128)}, "block_shape is for fp8_w8a8 and int8_w8a8"),
     ({"dtype": "fp8_w8a8", "block_shape": (128,)}, "give two sizes"),
     ({"dtype": "fp8_w8a8", "block_shape": 128}, "give two sizes"),

@@ -18,7 +18,7 @@ from moeopt.core.space import SearchSpace
 from moeopt.core.trial import MAX_RELATIVE_ERROR
 from moeopt.errors import UnsupportedShapeError
 from moeopt.kernels.builtin import BuiltinKernel
-from moeopt.kernels.builtin_launch import launch, options_for, swaps_operands
+from moeopt.kernels.builtin_launch import launch, options_for
 from moeopt.kernels.layer import Layer, make_batch, make_layer
 from moeopt.kernels.quant import compute_dtype
 from moeopt.kernels.reference import reference, relative_error
@@ -227,6 +227,12 @@ def test_kernel_travels_and_names_itself() -> None:
 def test_operands_are_swapped_where_the_weights_fill_more_rows() -> None:
     few, many = LaunchConfig(16, 64, 32, 1, 4, 3), LaunchConfig(64, 64, 32, 1, 4, 3)
     fp8 = small_shape("fp8-block")
+
+    def swaps_operands(shape: MoEShape, config: LaunchConfig, capability: tuple[int, int] | None) -> bool:
+        swaps = options_for(shape, "up", config, capability)["SWAP_AB"]
+        assert isinstance(swaps, bool)  # a constant of the binary, and part of its name
+        return swaps
+
     assert swaps_operands(fp8, few, (9, 0))
     assert not swaps_operands(fp8, many, (9, 0))
     assert not swaps_operands(fp8, few, (12, 0)) and not swaps_operands(fp8, few, None)

@@ -13,7 +13,6 @@ from moeopt.kernels.quant import (
     dequantise_activations,
     dequantise_expert,
     quantise_activations,
-    scheme_of,
     weight_scale_shape,
 )
 from tests.kernels.schemes import SCHEMES, small_shape
@@ -32,7 +31,7 @@ def test_weights_have_the_engines_layout_and_sensible_values(scheme: str) -> Non
         assert (weights.scale is None) == (expected is None)
         if weights.scale is not None:
             assert weights.scale.shape == expected and weights.scale.is_contiguous()
-            assert weights.scale.dtype == (torch.bfloat16 if scheme_of(shape) == "group" else torch.float32)
+            assert weights.scale.dtype == (torch.bfloat16 if shape.scales == "group" else torch.float32)
             assert weights.scale.unique().numel() > 1
         for expert in range(5):
             values = dequantise_expert(weights, expert, shape)

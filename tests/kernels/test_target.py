@@ -16,9 +16,10 @@ from triton.runtime.driver import driver
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
+from moeopt.core.limits import shared_bytes
 from moeopt.core.shape import MoEShape, Role
 from moeopt.kernels import builtin_kernel
-from moeopt.kernels.builtin import BuiltinKernel, kernel_shared_bytes
+from moeopt.kernels.builtin import BuiltinKernel
 from moeopt.kernels.builtin_launch import launch, options_for
 from moeopt.kernels.layer import make_batch, make_layer
 from moeopt.kernels.target import _NoDevice, cross_target, current_capability
@@ -53,7 +54,7 @@ def test_shared_memory_is_what_was_reckoned(scheme: str, gpu: GpuSpec) -> None:
     for config in (FEW, MANY):
         with cross_target(gpu.compute_capability):
             resources = kernel.compile(shape, "up", 64, config)
-        extra = resources.shared_bytes - kernel_shared_bytes(config, shape, "up", gpu)
+        extra = resources.shared_bytes - shared_bytes(config, shape, "up", gpu)
         assert 0 <= extra <= (1024 if shape.group_size else 0)
         assert 0 < resources.registers <= 255 and resources.spills == 0 and resources.compile_s > 0
 
