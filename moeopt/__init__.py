@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from moeopt.api import load, tune
     from moeopt.core.config import LaunchConfig
     from moeopt.core.gpu import GpuSpec
+    from moeopt.core.provenance import Provenance
     from moeopt.core.shape import DEFAULT_BATCH_SIZES
     from moeopt.core.space import SearchSpace
+    from moeopt.core.trial import Cell, Failure, Job, Measurement
     from moeopt.devices import open_device
     from moeopt.doctor import diagnose
     from moeopt.errors import MoeoptError
-    from moeopt.measure.base import Device
+    from moeopt.kernels import get_kernel
+    from moeopt.kernels.base import MoEKernel
+    from moeopt.measure.base import Device, DeviceSpec
     from moeopt.measure.options import DeviceOptions
     from moeopt.models import MoEShape, shape_from_model
     from moeopt.recordings import record
@@ -37,14 +41,21 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_BATCH_SIZES",
     "BatchResult",
+    "Cell",
     "Device",
     "DeviceOptions",
+    "DeviceSpec",
+    "Failure",
     "GpuSpec",
+    "Job",
     "LatticeSampler",
     "LaunchConfig",
+    "Measurement",
+    "MoEKernel",
     "MoEShape",
     "MoeoptError",
     "PoolSampler",
+    "Provenance",
     "RacingPruner",
     "RecordedDevice",
     "Recorder",
@@ -54,6 +65,7 @@ __all__ = [
     "StudyStore",
     "TuneResult",
     "diagnose",
+    "get_kernel",
     "load",
     "models",
     "open_device",
@@ -71,14 +83,21 @@ __version__ = "0.1.0"
 _HOME: Final = {
     "DEFAULT_BATCH_SIZES": "core.shape",
     "BatchResult": "tuning.outcome",
+    "Cell": "core.trial",
     "Device": "measure.base",
     "DeviceOptions": "measure.options",
+    "DeviceSpec": "measure.base",
+    "Failure": "core.trial",
     "GpuSpec": "core.gpu",
+    "Job": "core.trial",
     "LatticeSampler": "search.sampler",
     "LaunchConfig": "core.config",
+    "Measurement": "core.trial",
+    "MoEKernel": "kernels.base",
     "MoEShape": "models",
     "MoeoptError": "errors",
     "PoolSampler": "search.sampler",
+    "Provenance": "core.provenance",
     "RacingPruner": "search.pruner",
     "RecordedDevice": "recordings.device",
     "Recorder": "recordings.record",
@@ -88,6 +107,7 @@ _HOME: Final = {
     "StudyStore": "storage.store",
     "TuneResult": "result",
     "diagnose": "doctor",
+    "get_kernel": "kernels",
     "load": "api",
     "open_device": "devices",
     "shape_from_model": "models",

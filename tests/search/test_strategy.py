@@ -63,20 +63,16 @@ class TestStrategies(StrategyTestCase):
 
 
 @pytest.mark.filterwarnings("ignore")
-class TestGPSampler(StrategyTestCase):
-    """A suggestion of Optuna's takes long, so there are fewer."""
+def test_gpsampler_keeps_to_it(recording: Recording) -> None:
+    """A part of the suite: a suggestion of Optuna's takes long."""
 
-    @pytest.fixture
-    def make_strategy(self) -> Callable[[SearchProblem], Strategy]:
-        return lambda problem: make_strategy(problem, sampler=GPSampler(n_startup_trials=5))
+    def make(problem: SearchProblem) -> Strategy:
+        return make_strategy(problem, sampler=GPSampler(n_startup_trials=3))
 
-    @pytest.fixture
-    def recording(self, tiny_recording: Callable[..., Path]) -> Recording:
-        return Recording.load(tiny_recording())
-
-    @pytest.fixture
-    def problem(self, recording: Recording) -> SearchProblem:
-        return problem_of(recording, batch_sizes=(16,), trials=6)
+    case, device = StrategyTestCase(), RecordedDevice(recording)
+    problem = problem_of(recording, batch_sizes=(16,), trials=4)
+    case.test_the_budget_is_used_and_nothing_is_asked_twice(make, problem, device)
+    case.test_the_same_problem_gives_the_same_jobs(make, problem, device)
 
 
 @pytest.mark.parametrize("pruner", [WilcoxonPruner(n_startup_steps=2), MedianPruner(n_startup_trials=2)])

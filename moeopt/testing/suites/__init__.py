@@ -5,31 +5,28 @@ name that pytest collects, and override the fixtures that make yours; moeopt's o
 the same classes. ``pip install 'moeopt[testing]'`` brings what they need. A device, whole::
 
     import pytest
-    from moeopt import Measurement, MoEShape
-    from moeopt.core.gpu import GpuSpec
-    from moeopt.core.provenance import Provenance
-    from moeopt.kernels.builtin import BuiltinKernel
-    from moeopt.measure.base import Device, DeviceSpec
+    from moeopt import Device, DeviceSpec, Failure, GpuSpec, Measurement, MoEShape, Provenance, get_kernel
     from moeopt.testing.suites import DeviceTestCase
 
 
     class RowsDevice(Device):
-        '''Says that larger tiles take longer.'''
+        '''Says that taller tiles take longer.'''
 
         def __init__(self):
-            shape, gpu = MoEShape(8, 2, 256, 128), GpuSpec.by_name("H200")
-            super().__init__(DeviceSpec.of_kernel(BuiltinKernel(), shape, gpu, Provenance("made up", "builtin")))
+            shape, gpu, provenance = MoEShape(8, 2, 256, 128), GpuSpec.by_name("H200"), Provenance("made up", "builtin")
+            super().__init__(DeviceSpec.of_kernel(get_kernel("builtin"), shape, gpu, provenance))
 
         def measure(self, jobs, race=lambda job, rounds: False):
             for job in jobs:
-                rounds = []
-                while len(rounds) < 3:
-                    rounds.append(job.cell.batch_size + 0.1 * job.config.block_size_m)
-                    if race(job, rounds):
-                        yield Measurement(job, "raced_out", us=tuple(rounds))
-                        break
-                else:
-                    yield Measurement(job, "ok", us=tuple(rounds))
+                if not self.spec.candidates([job.config]):
+                    yield Measurement(job, "failed", failure=Failure("constraints", "it does not fit the GPU"))
+                    continue
+                us, status = [], "ok"
+                while len(us) < 3 and status == "ok":
+                    us.append(job.cell.batch_size + 0.1 * job.config.block_size_m)
+                    if race(job, us):
+                        status = "raced_out"
+                yield Measurement(job, status, us=tuple(us))
 
 
     class TestRowsDevice(DeviceTestCase):

@@ -125,14 +125,15 @@ class StrategyTestCase:
     def test_what_is_known_counts_and_is_not_asked_again(
         self, make_strategy: Callable[[SearchProblem], Strategy], problem: SearchProblem, device: RecordedDevice
     ) -> None:
-        first = make_strategy(replace(problem, trials=5))
+        half = replace(problem, trials=problem.trials // 2)
+        first = make_strategy(half)
         before = flat(play(first, device))
         known = {cell: [m for m in before if m.job.cell == cell] for cell in problem.cells}
-        second = make_strategy(replace(problem, trials=8, known=known, seed=1))
+        second = make_strategy(replace(problem, known=known, seed=1))
         after = [m.job for m in flat(play(second, device))]
         assert not set(after) & {m.job for m in before}
         assert {second.left(cell) for cell in problem.cells} == {0}
-        done = make_strategy(replace(problem, trials=5, known=known))
+        done = make_strategy(replace(half, known=known))
         assert done.ask() == []
         assert done.choose() == first.choose()
 
