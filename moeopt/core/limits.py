@@ -1,4 +1,4 @@
-"""What a launch config needs of a GPU, computed without compiling."""
+"""Needs of a launch config, computed without compiling, against the limits of a GPU."""
 
 from __future__ import annotations
 

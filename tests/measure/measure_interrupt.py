@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moeopt.cli import main, tune
+from moeopt import api
+from moeopt.cli import main
 from moeopt.compile import CompilePool
 from moeopt.measure.base import Device
 from moeopt.measure.supervisor import Deadlines
@@ -35,7 +36,7 @@ def run(busy: str, recording: str, scratch: str) -> None:
             device._compiler = CompilePool(kernel, device.spec.shape, (9, 0), 2, folder / "cache", folder / "logs")
         return device
 
-    tune.open_device = open_busy
+    api.open_device = open_busy
     sys.argv = [
         "moeopt", "tune", "--gpu", "cuda:0", "--experts", "8", "--top-k", "2", "--hidden", "256", "--intermediate",
         "128", "--dtype", "bf16", "--batch-sizes", "16,64", "--storage", str(folder / "x.db"),
