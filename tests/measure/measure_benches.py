@@ -59,7 +59,7 @@ class DriftingBench(FaultyBench):
 class HangsLaterBench(FaultyBench):
     """Sound for so many configs; the next launch never ends, and leaves a file that says so."""
 
-    sound: int = 12
+    sound: int = 20
     marker: str = ""
 
     def check(self, job: Job) -> Checked:

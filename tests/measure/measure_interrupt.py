@@ -22,7 +22,7 @@ def run(busy: str, recording: str, scratch: str) -> None:
     """Tunes.
 
     Args:
-        busy: ``compiling``: no compile ever ends; ``timing``: the 13th launch never ends.
+        busy: ``compiling``: no compile ever ends; ``timing``: the 21st launch never ends.
         recording: What the worker replays.
         scratch: Where ``<busy>`` appears once it is so, and where the tune writes.
     """
