@@ -298,7 +298,7 @@ def _plain_spec(device: Device) -> DeviceSpec:
 
 
 def _not_here(*_: Any) -> NoReturn:
-    raise NotImplementedError
+    raise NotImplementedError("only the process that has the GPU answers this: its actor is asked")
 
 
 def _control_us(device: Device) -> float | None:

@@ -1,4 +1,4 @@
-"""Test suites for parts that you add to moeopt: a device, a kernel, a strategy, a storage backend.
+"""Test suites for parts that you add to moeopt: a device, a strategy.
 
 Each is a class of pytest tests that states what moeopt expects of such a part. Subclass it under a
 name that pytest collects, and override the fixtures that make yours; moeopt's own parts run through
@@ -43,7 +43,7 @@ except ImportError:
     raise ImportError("moeopt.testing.suites needs pytest: pip install 'moeopt[testing]'") from None
 
 # Before they are imported, so that their assertions tell what they compared.
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("device", "kernel", "strategy", "storage")))
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("device", "strategy")))
 
 from moeopt.testing.suites.device import DeviceTestCase  # noqa: E402  (registered above)
 from moeopt.testing.suites.strategy import StrategyTestCase  # noqa: E402

@@ -34,7 +34,7 @@ class DeviceTestCase:
     @pytest.fixture
     def make_device(self) -> Callable[[], Device]:
         """Opens a device."""
-        raise NotImplementedError
+        raise NotImplementedError("override make_device: it opens the device that the suite is for")
 
     @pytest.fixture
     def device(self, make_device: Callable[[], Device]) -> Iterator[Device]:

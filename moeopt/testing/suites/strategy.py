@@ -58,7 +58,7 @@ class StrategyTestCase:
     @pytest.fixture
     def make_strategy(self) -> Callable[[SearchProblem], Strategy]:
         """Makes a strategy."""
-        raise NotImplementedError
+        raise NotImplementedError("override make_strategy: it makes the strategy that the suite is for")
 
     @pytest.fixture
     def recording(self) -> Recording:
