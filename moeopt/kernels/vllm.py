@@ -64,7 +64,7 @@ class VllmKernel(EngineKernel):
 
     def skips_remote_experts(self, shape: MoEShape) -> bool:
         scale_of_all_rows = shape.spec.compute == "fp8" and shape.scales == "tensor"
-        return shape.ep_size > 1 and not scale_of_all_rows and _ignores_absent(self.source.path)
+        return shape.ep_size > 1 and not scale_of_all_rows and _names(self.source.path, "ignore_invalid_experts")
 
     def launch_values(
         self, layer: Layer, role: Role, batch: RoutedBatch, config: LaunchConfig, out: Tensor
@@ -72,6 +72,9 @@ class VllmKernel(EngineKernel):
         values = self.common_values(layer, role, batch, config, out)
         # The key is missing in tuned files and every kernel of vLLM's takes it.
         values["config"]["SPLIT_K"] = 1
+        # Versions with this function launch from ``TritonExperts.apply``, which gives the first projection none.
+        if role == "up" and _names(self.source.path, "invoke_fused_moe_triton_kernel"):
+            values["topk_weights"] = None
         sorted_ids, expert_ids, num_padded = self._assignment(layer.shape, batch, config.block_size_m)
         return {
             **values,
@@ -99,9 +102,9 @@ class VllmKernel(EngineKernel):
 
 
 @functools.cache
-def _ignores_absent(path: Path) -> bool:
-    """Whether this version's launch path asks for an alignment without other ranks' pairs."""
-    return "ignore_invalid_experts" in path.read_text(encoding="utf-8")
+def _names(path: Path, word: str) -> bool:
+    """Whether this version's kernel file has a feature, told by a name in it."""
+    return word in path.read_text(encoding="utf-8")
 
 
 class _Platform:

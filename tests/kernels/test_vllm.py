@@ -91,12 +91,15 @@ def test_operands_are_swapped_as_served(capability: tuple[int, int], block_m: in
     assert "SWAP_AB" not in old.meta_launch(BLOCK, "up", 16, config, capability).named()
 
 
-def test_arguments_of_both_roles(kernel: VllmKernel) -> None:
+def test_arguments_of_both_roles(kernel: VllmKernel, version: str) -> None:
     up, down = (kernel.meta_launch(BLOCK, role, 6, CONFIG, (12, 0)).named() for role in ("up", "down"))
     assert (up["N"], up["K"], up["top_k"], up["MUL_ROUTED_WEIGHT"]) == (256, 256, 4, False)
     assert (down["N"], down["K"], down["top_k"], down["MUL_ROUTED_WEIGHT"]) == (256, 128, 1, True)
     assert up["num_valid_tokens"] == down["num_valid_tokens"] == 24
     assert (up["SPLIT_K"], up["HAS_BIAS"]) == (1, False)
+    # As launched by ``fused_experts_impl`` and by ``TritonExperts.apply``.
+    assert (up["topk_weights_ptr"] is None) is (version != "0.11.2")
+    assert down["topk_weights_ptr"] is not None
 
 
 def test_grouped_weights_go_through_the_wna16_kernel(kernel: VllmKernel) -> None:

@@ -1,0 +1,1 @@
+"""Tokens per second of a real engine without and with tuned files (``python -m benchmarks.serving``)."""
