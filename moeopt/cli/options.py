@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moeopt import engines
+from moeopt.core.dtypes import DTYPES
 from moeopt.core.shape import MoEShape, check_batch_sizes
 from moeopt.errors import InvalidInputError
 from moeopt.study_file import StudyFile
@@ -20,6 +21,7 @@ from moeopt.tuning.options import TuneRequest
 
 ENGINES: Final = " or ".join(engines.names())
 TARGETS: Final = " or ".join(f"{name}:DIR" for name in engines.names())
+_SCHEMES: Final = " or ".join(", ".join(DTYPES).rsplit(", ", 1))
 KERNELS: Final = f"builtin, {', '.join(engines.names())} or auto."
 
 StorageOption = Annotated[
@@ -61,9 +63,7 @@ class ShapeOptions:
     intermediate: Annotated[
         int | None, typer.Option("--intermediate", help="N: expert intermediate size on this GPU (after TP).")
     ] = None
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="bf16, fp16, fp8_w8a8, int8_w8a8, int8_w8a16 or int4_w4a16.")
-    ] = None
+    dtype: Annotated[str | None, typer.Option("--dtype", help=f"{_SCHEMES}.")] = None
     block_shape: Annotated[
         str | None, typer.Option("--block-shape", help="Block of the scales, such as 128,128.", metavar="N,K")
     ] = None
