@@ -58,25 +58,28 @@ class StudyStore:
     Safe to use from one thread; its writer works in another.
     """
 
-    def __init__(self, url: str | Path, *, create: bool = True) -> None:
+    def __init__(self, url: str | Path | Backend, *, create: bool = True) -> None:
         """Opens a database.
 
         Args:
             url: A path, ``sqlite:///PATH``, ``postgresql://...``, ``mysql://...``, ``journal://PATH``, or a path
-                that ends in ``.journal``.
+                that ends in ``.journal``; or a backend of your own, which :meth:`close` closes.
             create: Whether to make it where it is not there. A file is made when it is first used, so that
                 a run that is refused for something else leaves none behind.
 
         Raises:
             StorageError: It cannot be opened or made; the message has no password.
         """
-        self._url = StorageUrl.parse(url)
         self._create = create
         self._opened: Backend | None = None
-        if self._url.path is None or not create or is_there(self._url.path):
-            self._opened = open_backend(self._url, create=create)
+        if isinstance(url, Backend):
+            self._url, self._opened = StorageUrl("other", "", None, type(url).__name__), url
         else:
-            check_new_file(self._url)
+            self._url = StorageUrl.parse(url)
+            if self._url.path is None or not create or is_there(self._url.path):
+                self._opened = open_backend(self._url, create=create)
+            else:
+                check_new_file(self._url)
         self._rows: dict[str, StudyRow] | None = None
         self._locks: dict[str, LockFile] = {}
         self._facts: dict[StudyKey, dict[Cell, CellFacts]] = {}  # replaced, never changed: the writer's thread reads it
@@ -104,6 +107,11 @@ class StudyStore:
     def shared(self) -> bool:
         """Whether it is a database server, which workers on other machines can join."""
         return self._url.kind == "server"
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether :meth:`lock` keeps other runs of a key away: it is a database file."""
+        return self._url.path is not None
 
     def lock(self, key: StudyKey, *, wait_s: float = 2.0) -> None:
         """Makes this run the only one of the key in a database file, until :meth:`close`.
@@ -143,8 +151,8 @@ class StudyStore:
         """
         ids = self._ensure(key, cells)
         swept = 0
-        if self.shared or self._holds(key):
-            swept = self.backend.sweep(list(ids.values()), _STALE_S if self.shared else 0.0, _SWEPT)
+        if not self.exclusive or self._holds(key):
+            swept = self.backend.sweep(list(ids.values()), 0.0 if self.exclusive else _STALE_S, _SWEPT)
         packed = self.backend.packed(list(ids.values()))
         if swept:
             _log.warning("%d trials had been left RUNNING by a process that ended: marked as failed", swept)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from moeopt.errors import StorageError
 
-Kind = Literal["sqlite", "server", "journal"]
+Kind = Literal["sqlite", "server", "journal", "other"]
 
 # The driver to use where a URL names none, and what brings it.
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "mysql": "mysql+pymysql"}
@@ -21,7 +21,8 @@ class StorageUrl:
     """A parsed storage URL.
 
     Attributes:
-        kind: ``sqlite``: a file with one writer; ``server``: PostgreSQL or MySQL; ``journal``: Optuna's journal file.
+        kind: ``sqlite``: a file with one writer; ``server``: PostgreSQL or MySQL; ``journal``: Optuna's journal file;
+            ``other``: a backend that the caller has opened.
         url: For SQLAlchemy, password included: never show it.
         path: The file of ``sqlite`` and ``journal``.
         display: What may be shown and logged.

@@ -15,8 +15,8 @@ from moeopt.errors import StorageError
 from moeopt.storage.journal import repair
 from moeopt.storage.store import StudyKey, StudyStore
 from moeopt.storage.url import StorageUrl
+from moeopt.testing.suites.storage import CELLS
 
-from .conftest import CELLS
 from .server import PostgresServer
 
 

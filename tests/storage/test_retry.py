@@ -13,8 +13,7 @@ from moeopt.core.trial import Measurement
 from moeopt.errors import StorageError
 from moeopt.storage.retry import ConflictError, TransientError, retrying
 from moeopt.storage.store import StudyKey, StudyStore
-
-from .conftest import CELLS
+from moeopt.testing.suites.storage import CELLS
 
 
 class Failing:
