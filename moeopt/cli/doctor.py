@@ -50,12 +50,12 @@ def doctor(
     if checked is None and config_dir is not None:
         checked = guess_engine(config_dir)
     given = replace(given, engine=checked or given.engine)
-    if given.model is not None and facts is not None:
-        log_tp, log_ep = engines.get(given.engine).log.parallel(facts)
-        given = replace(given, tp=log_tp if given.tp == 1 else given.tp, ep=log_ep if given.ep == 1 else given.ep)
+    request = given.request()
+    if request is not None and facts is not None:
+        request = request.laid_out(engines.get(given.rules).log.deployment(facts))
     shape, no_shape = None, None
     try:
-        shape = given.resolve()[0] if given.given() else None
+        shape = request.derive()[0] if request is not None else given.resolve()[0] if given.given() else None
     except InvalidInputError as error:
         # The kernel does not serve every model; beside a log that is an answer, not bad input.
         if facts is None or given.model is None or not given.model.exists():
@@ -68,7 +68,7 @@ def doctor(
         shape=shape,
         gpu_name=gpu,
         triton_version=triton,
-        model=str(given.model) if given.model is not None else None,
+        request=request,
     )
     if no_shape is not None:
         answer = replace(answer, findings=(*answer.findings, no_shape))

@@ -99,7 +99,10 @@ def export(
     options.check()
     check_file(json_path)
     given = replace(given, engine=engine)
-    shape = given.resolve()[0] if given.given() else None
+    asked = given.request()
+    derived = asked.derive() if asked is not None else None
+    shape = derived[0] if derived is not None else given.resolve()[0] if given.given() else None
+    checkpoint = derived[1].checkpoint if derived is not None else None
     result = load(storage, shape, mode=mode, key=key)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     table = result.configs_for(engine)
@@ -114,11 +117,19 @@ def export(
     server = result.shape, full_gpu_name(options.gpu_name or result.gpu), options.triton or result.info.triton
     model, said = str(given.model) if given.model else None, ""
     if options.install:
-        done = install_configs(engine, *server, table, replace=options.replace, package=options.engine_dir, model=model)
+        done = install_configs(
+            engine,
+            *server,
+            table,
+            replace=options.replace,
+            package=options.engine_dir,
+            model=model,
+            checkpoint=checkpoint,
+        )
         paths, said, start = list(done.paths), done.said, done.start
     else:
         paths = export_configs(engine, directory, *server, table, replace=options.replace)
-        start = start_line(engine, directory, result.shape, model)
+        start = start_line(engine, directory, result.shape, model, checkpoint)
     for path in paths:
         count = len(read_config_file(path, engine=engine).entries)
         console.print(f"wrote {path} ({count} batch sizes)")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,6 +18,9 @@ from moeopt.core.shape import MoEShape, check_batch_sizes
 from moeopt.errors import InvalidInputError
 from moeopt.study_file import StudyFile
 from moeopt.tuning.options import TuneRequest
+
+if TYPE_CHECKING:
+    from moeopt.models.request import ModelRequest
 
 ENGINES: Final = " or ".join(engines.names())
 TARGETS: Final = " or ".join(f"{name}:DIR" for name in engines.names())
@@ -48,9 +51,10 @@ class ShapeOptions:
     model: Annotated[
         Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
     ] = None
-    engine: Annotated[str, typer.Option("--engine", help=f"Whose rules give E and N of a model: {ENGINES}.")] = (
-        engines.DEFAULT
-    )
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help=f"Whose rules give E and N of a model: {ENGINES}. Default: {engines.DEFAULT}."),
+    ] = None
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")] = 1
     ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")] = 1
     fuse_shared: Annotated[
@@ -74,7 +78,20 @@ class ShapeOptions:
 
     def given(self) -> bool:
         """Whether any of them was given; an engine alone says nothing of a shape."""
-        return replace(self, engine=ShapeOptions.engine) != ShapeOptions()
+        return replace(self, engine=None) != ShapeOptions()
+
+    @property
+    def rules(self) -> str:
+        """The engine whose rules count."""
+        return engines.get(self.engine or engines.DEFAULT).name
+
+    def request(self) -> ModelRequest | None:
+        """The model that was given, with its layout; None where none was."""
+        if self.model is None:
+            return None
+        from moeopt.models.request import ModelRequest
+
+        return ModelRequest(self.model, self.rules, self.tp, self.ep, self.dtype, self.fuse_shared, self._overrides())
 
     def resolve(self) -> tuple[MoEShape, list[str]]:
         """The shape, and for a model the lines that say which key each number came from.
@@ -82,19 +99,9 @@ class ShapeOptions:
         Raises:
             InvalidInputError: Too little was given, or it does not fit together.
         """
-        engines.get(self.engine)
-        if self.model is not None:
-            from moeopt.models import shape_from_model
-
-            shape, derivation = shape_from_model(
-                self.model,
-                engine=self.engine,
-                tp=self.tp,
-                ep=self.ep,
-                dtype=self.dtype,
-                fuse_shared_experts=self.fuse_shared,
-                overrides=self._overrides(),
-            )
+        request, _ = self.request(), self.rules
+        if request is not None:
+            shape, derivation = request.derive()
             return shape, list(derivation.lines)
         for option, value in (
             ("--experts", self.experts),

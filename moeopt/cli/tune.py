@@ -83,7 +83,7 @@ def tune(
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report.")] = None,
 ) -> None:
     """Find the fastest launch configs for a shape, per batch size, and write the engines' files."""
-    engines.get(given.engine)
+    _ = given.rules
     file = o.read_study(study, given)
     request, lines = o.read_request(file, given, options.gpu)
     console = Console(soft_wrap=True, highlight=False)

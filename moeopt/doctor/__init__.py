@@ -16,6 +16,7 @@ from moeopt.engines.log import LogFacts
 from moeopt.errors import InvalidInputError, UnknownGpuError
 from moeopt.export.lookup import config_root, find_config_files
 from moeopt.export.names import full_gpu_name
+from moeopt.models.request import ModelRequest
 
 __all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "LogFacts", "diagnose", "engine_of", "scan_log"]
 
@@ -28,7 +29,7 @@ def diagnose(
     shape: MoEShape | None = None,
     gpu_name: str | None = None,
     triton_version: str | None = None,
-    model: str | None = None,
+    request: ModelRequest | None = None,
 ) -> Diagnosis:
     """Looks at a server log, a directory of config files, or both.
 
@@ -39,7 +40,7 @@ def diagnose(
         shape: The layer as one GPU sees it.
         gpu_name: The server's GPU as torch reports it.
         triton_version: Of the server.
-        model: The model's directory, for the command to run next.
+        request: The model and its layout, as they were given, for the commands to run next.
 
     Raises:
         InvalidInputError: Neither was given, or one cannot be read.
@@ -56,10 +57,10 @@ def diagnose(
             gpu=gpu,
             gpu_name=gpu_name,
             triton_version=triton_version,
-            model=model,
+            request=request,
         )
     facts = log if isinstance(log, LogFacts) else scan_log(log)
-    answer = judge_log(facts, engine=engine, gpu=gpu, shape=shape, model=model)
+    answer = judge_log(facts, engine=engine, gpu=gpu, shape=shape, request=request)
     if config_dir is None or answer.engine is None:
         return answer
     extra = [*check_directory(config_dir, answer.engine, gpu), *_beside(facts, answer, config_dir, triton_version)]

@@ -3,56 +3,110 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from moeopt import engines
 from moeopt.core.shape import MoEShape
 from moeopt.engines import EngineSpec
 from moeopt.engines.log import FlashInferTuning, LogFacts
+from moeopt.engines.serving import Checkpoint
+from moeopt.errors import InvalidInputError
 from moeopt.export.names import ConfigName
+from moeopt.models.request import ModelRequest
 
 OUTPUT = "moe-configs"
 # A shell comment: the line can be pasted as it is.
 OTHER_OPTIONS = "  # and your other options"
+# Layers of one server for which commands are given: a target and a draft, or two kinds of weights.
+_MOST_LAYERS = 3
+_OFF = frozenset({"", "0", "1", "none", "false", "auto"})
 
 
 def tune_commands(
-    spec: EngineSpec, facts: LogFacts | None, name: ConfigName | None, shape: MoEShape | None, model: str | None
+    spec: EngineSpec,
+    facts: LogFacts | None,
+    names: Sequence[ConfigName | None],
+    shape: MoEShape | None,
+    request: ModelRequest | None,
 ) -> tuple[str, ...]:
-    """Tunes the layer that the server asked for, and starts the server with the files."""
-    path = model or (facts.setting("model_path", "model") if facts else None)
-    tp, ep = spec.log.parallel(facts or LogFacts())
-    fetch: tuple[str, ...] = ()
-    if shape is not None and model is None:
-        what = _shape_options(shape)
-    elif path is not None:
-        local = path
-        if model is None and not path.startswith(("/", ".", "~")):
-            local = "model"
-            fetch = (f"hf download {shlex.quote(path)} config.json --local-dir model",)
-        what = f"--model {shlex.quote(local)} --engine {spec.name} --tp {tp}" + (f" --ep {ep}" if ep > 1 else "")
-    elif name is not None:
-        what = _name_options(name)
-    else:
-        what = f"--model MODEL_DIR --engine {spec.name} --tp {tp}"
+    """Tunes the layers that the server asked for, and starts the server with the files.
+
+    Run as printed, each command tunes the file of that name: where the model's config and the layout do not
+    give it, the numbers of the name are given by hand.
+    """
+    facts = facts or LogFacts()
+    deployment = spec.log.deployment(facts)
+    path = facts.setting("model_path", "model")
+    fetch: list[str] = []
+    if request is None and path is not None and shape is None:
+        local = _local(path, "model", fetch)
+        request = ModelRequest(local, spec.name).laid_out(deployment)
     mode = "" if spec.split else " --mode joint"
-    tune = f"moeopt tune {what}{mode} --export {spec.name}:{OUTPUT}"
-    return (*fetch, tune, start_command(spec, facts, f"$PWD/{OUTPUT}", spec.server.tuned))
+    commands: list[str] = []
+    for name in list(dict.fromkeys(names))[:_MOST_LAYERS] or [None]:
+        if shape is not None and request is None:
+            what = _shape_options(shape)
+        elif request is not None:
+            wanted = request if name is None else fitted(request, name)
+            if name is not None and wanted is None and deployment.draft is not None:
+                draft = ModelRequest(_local(deployment.draft, "draft", fetch), spec.name).laid_out(deployment)
+                wanted = fitted(draft, name) or draft.named(name)
+            what = (wanted or request.named(name) if name is not None else request).options()
+        elif name is not None:
+            what = _name_options(name)
+        else:
+            what = f"--model MODEL_DIR --engine {spec.name} --tp {deployment.tp}"
+        commands.append(f"moeopt tune {what}{mode} --export {spec.name}:{OUTPUT}")
+    option = None if facts.lines else _option(spec, shape, request)
+    return (*fetch, *dict.fromkeys(commands), start_command(spec, facts, f"$PWD/{OUTPUT}", option, model=request))
+
+
+def fitted(request: ModelRequest, name: ConfigName) -> ModelRequest | None:
+    """The request, or one that differs from it in what a log does not say, that derives a file of this name.
+
+    None where the model cannot be read here, or none derives it.
+    """
+    for candidate in _candidates(request, name):
+        try:
+            shape, _ = candidate.derive()
+            found = ConfigName.of(candidate.engine, shape, name.device)
+        except InvalidInputError:
+            continue
+        if replace(found, device=name.device) == name.for_role("up"):
+            return candidate
+    return None
+
+
+def _candidates(request: ModelRequest, name: ConfigName) -> Iterator[ModelRequest]:
+    yield request
+    plain = name.dtype or "bf16"
+    scheme = {"block_shape": name.block_shape, "per_channel": name.per_channel or None}
+    given = {key: value for key, value in scheme.items() if value}
+    for dtype, overrides in ((request.dtype, {}), (plain, {}), (plain, given)):
+        for fuse in (request.fuse_shared, False, True):
+            yield replace(request, dtype=dtype, fuse_shared=fuse, overrides={**request.overrides, **overrides})
 
 
 def start_command(
-    spec: EngineSpec, facts: LogFacts | None, directory: str | None, option: str | None = None, without: str = ""
+    spec: EngineSpec,
+    facts: LogFacts | None,
+    directory: str | None,
+    option: str | None = None,
+    without: str = "",
+    model: ModelRequest | None = None,
 ) -> str:
     """The server's start with the files of a directory, with one more option and without another."""
     facts = facts or LogFacts()
-    kept = [
-        f"--{key} {value}"
-        for key in spec.server.kept
-        if (value := facts.setting(key)) and f"--{key}" not in (option or "")
-    ]
-    tp, _ = spec.log.parallel(facts)
-    line = spec.start(
-        facts.setting("model_path", "model"), f"{spec.server.tp_option} {tp}", *kept, option, directory=directory
-    )
+    kept = []
+    for key in spec.server.kept:
+        value = facts.setting(key)
+        if value is None or value.lower() in _OFF or option_of(key) in (option or "") or option_of(key) == without:
+            continue
+        kept.append(option_of(key) + ("" if value.lower() == "true" else f" {value}"))
+    named = facts.setting("model_path", "model") or (str(model.path) if model is not None else None)
+    tp = spec.log.deployment(facts).start_tp if facts.lines or model is None else model.tp
+    line = spec.start(named, f"{spec.server.tp_option} {tp}", *kept, option, directory=directory)
     return line + OTHER_OPTIONS + (f", without {without}" if without else "")
 
 
@@ -69,6 +123,24 @@ def flashinfer_commands(spec: EngineSpec, facts: LogFacts, tuning: FlashInferTun
 def option_of(setting: str) -> str:
     """A setting as the command line has it."""
     return "--" + setting.replace("_", "-")
+
+
+def _local(path: str, folder: str, fetch: list[str]) -> str:
+    """A model's path here; that of a hub is fetched into a folder by the command that is added."""
+    if path.startswith(("/", ".", "~")):
+        return path
+    fetch.append(f"hf download {shlex.quote(path)} config.json --local-dir {folder}")
+    return folder
+
+
+def _option(spec: EngineSpec, shape: MoEShape | None, request: ModelRequest | None) -> str | None:
+    """The option with which the Triton kernel runs, where no log says that it does."""
+    if request is not None:
+        try:
+            return spec.serving.option(request.derive()[1].checkpoint, None)
+        except InvalidInputError:
+            return None
+    return spec.serving.option(Checkpoint(shape), None) if shape is not None else None
 
 
 def _shape_options(shape: MoEShape) -> str:

@@ -14,6 +14,7 @@ from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import How, Lookup, config_root, find_config_files, guess_engine
 from moeopt.export.names import ConfigName
 from moeopt.export.read import ConfigFile, Problem, check_pair, read_config_file
+from moeopt.models.request import ModelRequest
 
 _MOST_PROBLEMS_A_FILE = 6
 _STATES: dict[How, State] = {"exact": "tuned", "fallback": "fallback", "up_file": "up_file", "missing": "default"}
@@ -43,6 +44,8 @@ def check_directory(directory: str | Path, engine: str | None = None, gpu: GpuSp
         if file.name is not None and file.name.down:
             up = files.get(path.with_name(str(file.name.for_role("up"))))
             findings += _findings(check_pair(up, file)) if up is not None else [_down_alone(path)]
+    if not files:
+        findings += _one_level_off(root, spec)
     for found in spec.layout.version_folders(root):
         if spec.layout.version_of(found.name) is None:
             message = (
@@ -53,6 +56,22 @@ def check_directory(directory: str | Path, engine: str | None = None, gpu: GpuSp
     return findings
 
 
+def _one_level_off(root: Path, spec: EngineSpec) -> list[Finding]:
+    """Files of the engine that lie a directory below the one in which it looks."""
+    below = sorted({path.parent for path in root.glob(f"*/{spec.names.pattern}")})
+    message = f"Files lie one directory below, where {spec.title} does not look: set {spec.variable}={{}}."
+    return [Finding("error", "below", message.format(place), (Evidence(str(place)),)) for place in below]
+
+
+def other_root(directory: str | Path, spec: EngineSpec) -> list[Finding]:
+    """What to set the engine's variable to, where the directory that was given is one below that."""
+    root = config_root(spec.name, directory)
+    if root == Path(directory):
+        return []
+    message = f"{spec.variable} has to name {root}: {spec.title} looks in {spec.layout.example} below it."
+    return [Finding("warning", "other_root", message, (Evidence(str(directory)),))]
+
+
 def judge_directory(
     directory: str | Path,
     *,
@@ -61,7 +80,7 @@ def judge_directory(
     gpu: GpuSpec | None = None,
     gpu_name: str | None = None,
     triton_version: str | None = None,
-    model: str | None = None,
+    request: ModelRequest | None = None,
 ) -> Diagnosis:
     """Checks a directory; with a shape, a GPU and a Triton version also says which file would be read.
 
@@ -72,7 +91,7 @@ def judge_directory(
         gpu: The server's GPU where the table knows it.
         gpu_name: Its name as torch reports it.
         triton_version: Of the server, where its engine looks at it.
-        model: The model's directory, for the command to run next.
+        request: The model and its layout, for the commands to run next.
 
     Raises:
         InvalidInputError: It is not a directory, or too little was given to say which file would be read.
@@ -90,7 +109,7 @@ def judge_directory(
         )
     name = ConfigName.of(engine, shape, gpu_name)
     lookup = find_config_files(engine, directory, name, triton_version or "0")
-    first = lookup_findings(lookup)
+    first = [*lookup_findings(lookup), *other_root(directory, spec)]
     state = LayerState(
         lookup.name, _STATES[lookup.up.how], _STATES[lookup.down.how], lookup.up.path or lookup.up.asked,
         lookup.down.path or lookup.down.asked,
@@ -105,13 +124,15 @@ def judge_directory(
     title = spec.title
     if lookup.tuned and not broken:
         code, verdict = "tuned", f"Tuned: {title} reads {lookup.name} from {lookup.root}."
+        if lookup.root != Path(directory):
+            verdict = f"Tuned, where {spec.variable} names {lookup.root}: {title} reads {lookup.name}."
     elif lookup.up.how == "missing":
         code, verdict = "default", f"Not tuned: {title} finds no {lookup.name} in {lookup.root}."
     elif broken:
         code, verdict = "broken", f"Broken: {title} reads {lookup.name} from {lookup.root}, and cannot use all of it."
     else:
         code, verdict = "fallback", f"Half tuned: {title} reads {lookup.up.path}, which is not all that it asks for."
-    after = () if code == "tuned" else tune_commands(spec, None, lookup.name, shape, model)
+    after = () if code == "tuned" else tune_commands(spec, None, [lookup.name], shape, request)
     return Diagnosis(code, verdict, engine, None, (state,), by_severity(first + rest), after)
 
 
@@ -141,7 +162,8 @@ def lookup_findings(lookup: Lookup) -> list[Finding]:
 def _only_checked(directory: str | Path, spec: EngineSpec, findings: list[Finding]) -> Diagnosis:
     count = len(_config_files(config_root(spec.name, directory), spec))
     if count == 0:
-        findings = [Finding("error", "empty", f"{directory} holds no config file of {spec.name}."), *findings]
+        findings = [*findings, Finding("error", "empty", f"{directory} holds no config file of {spec.title}.")]
+        return Diagnosis("empty", findings[-1].message, spec.name, None, (), by_severity(findings))
     bad = {e.text for f in findings if f.severity != "note" for e in f.evidence}
     if any(f.severity != "note" for f in findings):
         code, verdict = "problems", f"{len(bad)} of {count} {spec.name} config files in {directory} have problems."

@@ -30,13 +30,40 @@ def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
             "measured. Export both files together."
         )
         findings.append(Finding("warning", "block_m", message, lines_of(clashes, 3)))
-    for event in facts.of("bad_directory"):
+    for event in facts.of("unknown_key"):
+        key = event.values["key"]
         message = (
-            f"A directory {spec.layout.prefix}* whose rest is not numbers ({event.values['text']!r}) may have made "
-            f"{spec.title}'s loader raise: rename it."
+            f"An entry of a config file has the key {key!r}, which the kernel does not know on this GPU: the launch "
+            "fails. Remove it, or tune again."
         )
-        findings.append(Finding("error", "bad_directory", message, lines_of([event])))
+        findings.append(Finding("error", "unknown_key", message, lines_of([event])))
+    for event in facts.of("bad_number"):
+        text = event.values["text"]
+        if spec.layout.versioned and text not in ("triton_version", "") and not text.startswith("_"):
+            code = "bad_directory"
+            message = (
+                f"A directory {spec.layout.prefix}* whose rest is not numbers ({text!r}) may have made {spec.title}'s "
+                "loader raise: rename it."
+            )
+        else:
+            code = "bad_key"
+            message = (
+                f"The key {text!r} of a config file is no batch size, and {spec.title}'s loader raises over it: remove "
+                "it" + (" (vLLM's tuner writes it into its own files)." if text == "triton_version" else ".")
+            )
+        findings.append(Finding("error", code, message, lines_of([event])))
+    for event in facts.of("no_configs"):
+        findings.append(Finding("error", "no_configs", _no_configs(event.values["path"], spec), lines_of([event])))
     return findings
+
+
+def _no_configs(path: str, spec: EngineSpec) -> str:
+    """The directory that an engine lists below the one that its variable names is not there."""
+    parent = path.removesuffix(f"/{spec.layout.parent}")
+    if spec.layout.parent and parent.endswith(f"/{spec.layout.parent}"):
+        above = parent.removesuffix(f"/{spec.layout.parent}")
+        return f"{spec.variable} names {parent}, and {spec.title} looks in {path}: set it to {above}."
+    return f"{spec.variable} names {parent}, which has no {spec.layout.parent}/: {spec.title}'s loader raises over it."
 
 
 def shape_findings(

@@ -56,6 +56,9 @@ def _state(layer: _Layer, spec: EngineSpec) -> LayerState:
     up, down = _worst(layer.states["up"]), _worst(layer.states["down"])
     if not spec.split:
         down = "up_file" if up == "tuned" else up
+    elif down == "up_file" and up == "default":
+        # SGLang 0.5.6 to 0.5.15 say the one of the down projection, whatever the other runs.
+        down = "default"
     up_path = layer.paths.get(("up", up))
     return LayerState(layer.name, up, down, up_path, layer.paths.get(("down", down)) if spec.split else up_path)
 

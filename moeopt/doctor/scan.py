@@ -31,6 +31,12 @@ COMMON_LINES: Final = (
         "out of resource",
         r"out of resource: shared memory, Required: (?P<required>\d+), Hardware limit: (?P<limit>\d+)",
     ),
+    LogLine("unknown_key", "specified but unrecognised", r"argument (?P<key>\w{1,80}) was specified but unrecognised"),
+    LogLine(
+        "bad_number",
+        "invalid literal for int()",
+        r"ValueError: invalid literal for int\(\) with base 10: '(?P<text>[^']{0,80})'",
+    ),
     LogLine("ready", "startup complete", r"Application startup complete"),
 )
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

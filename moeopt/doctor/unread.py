@@ -41,6 +41,9 @@ def no_config_line(case: Case) -> Diagnosis:
     facts, spec, backend = case.facts, case.spec, case.backend
     if backend is not None and backend.reads is False:
         return not_read(case, backend)
+    if facts.of("no_configs"):
+        verdict = f"Not in use: {spec.title} does not find the directory of its config files."
+        return case.answer("no_configs", verdict, [], ())
     level = (facts.setting("log_level") or "info").lower()
     known = backend.why if backend is not None else "the log does not say which MoE backend runs"
     if not facts.of("ready"):
@@ -97,7 +100,7 @@ def not_read(case: Case, backend: Backend) -> Diagnosis:
     else:
         message += " These weights cannot run on the Triton kernel."
     shown = settings_of(facts, *spec.log.shown)
-    shown += lines_of(facts.of("backend", "default", "autotune_begun", "autotune_done"))
+    shown += lines_of(facts.of("backend", "marlin", "ct_marlin", "default", "autotune_begun", "autotune_done"))
     verdict = f"Not in use: {spec.title} runs the experts with {backend.name}, which reads no Triton config file."
     return case.answer("not_read", verdict, [Finding("error", "not_read", message, shown)], after)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -70,10 +71,19 @@ class LogFacts:
         """Whether a setting is true."""
         return (self.setting(key) or "").lower() in ("true", "1")
 
-    def number(self, key: str) -> int:
-        """A setting that is a whole number, 1 where the log does not say."""
-        text = self.setting(key) or "1"
-        return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 else 1
+    def number(self, key: str, default: int = 1) -> int:
+        """A setting that is a whole number, a default where the log does not say."""
+        text = self.setting(key) or ""
+        return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 else default
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """The engine's version, where the log says it."""
+        for event in self.of("version"):
+            match = re.match(r"\d+(?:\.\d+)*", event.values["version"])
+            if match:
+                return tuple(map(int, match[0].split(".")))
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,8 @@ class LogLine:
         kind: What it means: ``tuned``, ``fallback``, ``up_file``, ``default`` (of a config file; they name the
             ``path`` that is read, the one ``asked`` for, or both), ``ignored`` (no file is looked for),
             ``block_m`` (up and down differ in BLOCK_SIZE_M), ``mixed`` (some layers run on Triton), ``backend``
-            (names the ``backend`` that runs, perhaps the ``gpu``), ``version``, ``ready``, ``bad_directory``
-            (the loader raised over ``text``), or a word that another rule refers to.
+            (names the ``backend`` that runs, perhaps the ``gpu``), ``version``, ``ready``, ``no_configs``
+            (the loader found no directory ``path``), or a word that another rule refers to.
         words: Every line with the message has these words.
         pattern: Regular expression; its named groups are the event's values.
         before_start: Whether it may come just before the line by which a start is known.
@@ -114,6 +124,29 @@ class Backend:
     name: str
     reads: bool | None
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How a running server lays a model out over its GPUs.
+
+    Attributes:
+        tp: Parts that ``moeopt --tp`` has to be told of.
+        ep: Expert-parallel size, as ``moeopt --ep`` has to be told.
+        start_tp: The server's own option of the tensor-parallel size.
+        fuse_shared: Whether the log says that shared experts are fused or not; None where it does not say.
+        dtype: The scheme into which the server quantises unquantised weights, or None.
+        redundant_experts: Copies of experts that are laid over all ranks together.
+        draft: The draft model of speculative decoding, or None.
+    """
+
+    tp: int = 1
+    ep: int = 1
+    start_tp: int = 1
+    fuse_shared: bool | None = None
+    dtype: str | None = None
+    redundant_experts: int = 0
+    draft: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +215,10 @@ class ServerLog:
         shown: Settings that are evidence of the backend in use.
         backend: Which MoE backend runs, None where that is not known; the second argument says whether the
             log has lines about config files.
-        parallel: Tensor- and expert-parallel size.
+        deployment: How the server lays the model out.
         triton_option: The server's option that makes the Triton kernel run, None where nothing does.
+        kinds: Word by which ``backend`` lines tell schemes apart (their ``kind``, in lower case) -> dtypes of the
+            layers that it is about.
         mixes: Whether the Triton kernel may run some layers beside a backend that reads no files.
         ignoring: A mode that ignores the files.
         flashinfer: FlashInfer's kernels, where they can stand in.
@@ -199,8 +234,9 @@ class ServerLog:
     own: tuple[str, ...]
     shown: tuple[str, ...]
     backend: Callable[[LogFacts, bool], Backend | None]
-    parallel: Callable[[LogFacts], tuple[int, int]]
+    deployment: Callable[[LogFacts], Deployment]
     triton_option: Callable[[LogFacts], str | None]
+    kinds: Mapping[str, frozenset[str | None]] = field(default_factory=dict)
     mixes: bool = False
     ignoring: IgnoringMode | None = None
     flashinfer: FlashInferTuning | None = None

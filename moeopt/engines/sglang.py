@@ -7,6 +7,7 @@ from typing import Final
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
+from moeopt.engines import sglang_serving as rules
 from moeopt.engines.file_names import FileNames
 from moeopt.engines.layout import Layout
 from moeopt.engines.log import (
@@ -14,6 +15,7 @@ from moeopt.engines.log import (
     NOT_ON_TRITON,
     NVFP4,
     Backend,
+    Deployment,
     FlashInferTuning,
     IgnoringMode,
     LogFacts,
@@ -21,6 +23,7 @@ from moeopt.engines.log import (
     MisleadingOption,
     ServerLog,
 )
+from moeopt.engines.serving import ServingRules
 from moeopt.engines.spec import (
     TRITON_STAGES,
     TRITON_WARPS,
@@ -32,9 +35,6 @@ from moeopt.engines.spec import (
 from moeopt.errors import InvalidInputError
 
 _SMALL_SHARED_MEMORY: Final = 128 * 1024
-_TRITON: Final = "--moe-runner-backend triton"
-# Packed weights go to Marlin, which reads no file, unless they are loaded this way.
-_PACKED: Final = "--quantization moe_wna16"
 _MARLIN_QUANTIZATION: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin")
 # --moe-runner-backend values beside triton and auto, and what runs there instead.
 _KERNELS: Final = {
@@ -66,6 +66,8 @@ _AUTO: Final = {
     "mxfp4": "MXFP4 weights go to FlashInfer's or the triton_kernels package's kernels",
     "mxfp8": "MXFP8 weights go to FlashInfer's kernels",
 }
+# A file of its own configs directory, which is all that versions before SGLANG_MOE_CONFIG_DIR (0.5.3) read.
+_OLD_FILE: Final = r"[^\n]{0,1500}?sglang/srt/layers/moe/fused_moe_triton/configs/[^\n]{1,400}?\.json"
 _DEEPEP: Final = frozenset({"deepep", "deepep_v2", "mooncake", "nixl"})
 
 
@@ -99,6 +101,8 @@ def _backend(facts: LogFacts, reads: bool) -> Backend | None:
     picked = facts.of("backend")
     if picked and name in (None, "auto"):
         name = picked[0].values["backend"]
+    if (marlin := facts.of("ct_marlin")) and not reads:
+        return Backend("marlin", False, f"compressed-tensors weights go to Marlin (line {marlin[0].line})")
     if name is None:
         return Backend("triton", True, "its lines are in the log") if reads else None
     if name in ("triton", "lora_triton"):
@@ -119,7 +123,33 @@ def _triton_option(facts: LogFacts) -> str | None:
     quantization = facts.setting("quantization")
     if quantization in NOT_ON_TRITON:
         return None
-    return _PACKED if quantization in _MARLIN_QUANTIZATION else _TRITON
+    if facts.of("ct_marlin"):
+        return rules.TRITON
+    return rules.PACKED if quantization in _MARLIN_QUANTIZATION else rules.TRITON
+
+
+# What --quantization makes of unquantised weights.
+_ONLINE: Final = {"fp8": "fp8_w8a8", "w8a8_fp8": "fp8_w8a8", "w8a8_int8": "int8_w8a8"}
+
+
+def _deployment(facts: LogFacts) -> Deployment:
+    tp, ep = facts.number("tp_size"), facts.number("ep_size")
+    # Parts of the MoE layers where they are data-parallel, too (moe_tp = tp / ep / moe_dp).
+    copies = facts.number("moe_dp_size")
+    fuse = None
+    if facts.is_on("disable_shared_experts_fusion"):
+        fuse = False
+    elif facts.is_on("enforce_shared_experts_fusion"):
+        fuse = True
+    return Deployment(
+        tp=tp // copies if tp % copies == 0 else tp,
+        ep=ep,
+        start_tp=tp,
+        fuse_shared=fuse,
+        dtype=_ONLINE.get(facts.setting("quantization") or ""),
+        redundant_experts=facts.number("ep_num_redundant_experts", 0),
+        draft=facts.setting("speculative_draft_model_path"),
+    )
 
 
 _LOG: Final = ServerLog(
@@ -132,6 +162,19 @@ _LOG: Final = ServerLog(
             rf"and use MoE kernel config from (?P<path>{FILE})",
         ),
         LogLine("up_file", "Down MoE config", rf"Down MoE config file not found at (?P<asked>{FILE})"),
+        # 0.5.6 to 0.5.15, whatever the up projection runs.
+        LogLine(
+            "up_file",
+            "down_moe=False",
+            rf"Using MoE kernel config with down_moe=False\.[^\n]{{0,200}}?Config file not found at (?P<asked>{FILE})",
+        ),
+        # 0.4.3 and before, which have vLLM's words: the path tells whose they are.
+        LogLine("tuned", "for MoE layer", rf"Using configuration from (?P<path>{_OLD_FILE}) for MoE layer"),
+        LogLine(
+            "default",
+            "Using default MoE config",
+            rf"Using default MoE config\.[^\n]{{0,200}}?Config file not found at (?P<asked>{_OLD_FILE})",
+        ),
         LogLine(
             "default",
             "Using default MoE kernel",
@@ -162,11 +205,8 @@ _LOG: Final = ServerLog(
             before_start=True,
         ),
         LogLine("sum_allreduce_flag", "--enable-fused-moe", r"--enable-fused-moe-sum-all-reduce", before_start=True),
-        LogLine(
-            "bad_directory",
-            "invalid literal for int()",
-            r"ValueError: invalid literal for int\(\) with base 10: '(?P<text>[^']{0,80})'",
-        ),
+        LogLine("ct_marlin", "CompressedTensorsWNA16", r"Using CompressedTensorsWNA16(?:Marlin)?MoEMethod"),
+        LogLine("no_configs", "No such file", r"No such file or directory: '(?P<path>[^'\n]{1,1000}/configs)'"),
         LogLine("ready", "fired up and ready", r"The server is fired up and ready"),
     ),
     starts=("server_args=",),
@@ -176,6 +216,11 @@ _LOG: Final = ServerLog(
         "model_path",
         "tp_size",
         "ep_size",
+        "moe_dp_size",
+        "ep_num_redundant_experts",
+        "disable_shared_experts_fusion",
+        "enforce_shared_experts_fusion",
+        "speculative_draft_model_path",
         "quantization",
         "moe_runner_backend",
         "moe_a2a_backend",
@@ -197,7 +242,7 @@ _LOG: Final = ServerLog(
     own=("moe_runner_backend", "model_path"),
     shown=("moe_runner_backend", "backend_option", "quantization", "moe_a2a_backend"),
     backend=_backend,
-    parallel=lambda facts: (facts.number("tp_size"), facts.number("ep_size")),
+    deployment=_deployment,
     triton_option=_triton_option,
     # fp8 experts under a FlashInfer backend
     mixes=True,
@@ -252,9 +297,17 @@ SGLANG: Final = EngineSpec(
     server=Server(
         command="python -m sglang.launch_server --model-path {model}",
         tp_option="--tp",
-        triton=lambda shape: _PACKED if shape.spec.weight_only else _TRITON,
-        kept=("quantization",),
+        kept=(
+            "ep_size",
+            "moe_dp_size",
+            "ep_num_redundant_experts",
+            "disable_shared_experts_fusion",
+            "enforce_shared_experts_fusion",
+            "quantization",
+            "moe_runner_backend",
+        ),
     ),
+    serving=ServingRules(rules.serving, rules.triton_option, rules.refusal),
     log=_LOG,
     fuses_shared_experts=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,14 @@ from moeopt.core.shape import MoEShape
 from moeopt.engines.file_names import FileNames
 from moeopt.engines.layout import Layout
 from moeopt.engines.log import ServerLog
+from moeopt.engines.serving import ServingRules
 
 # Triton's own where an engine sets none.
 TRITON_WARPS: Final = 4
 TRITON_STAGES: Final = 3
+
+
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]*=")
 
 
 def _no_keys(shape: MoEShape) -> Mapping[str, int]:
@@ -49,15 +54,11 @@ class Server:
     Attributes:
         command: The start, with ``{model}``.
         tp_option: Option of the tensor-parallel size.
-        triton: The option with which the Triton kernel serves a shape.
-        tuned: The option that a start with tuned files needs whatever the model, or None.
-        kept: Settings of a running server that its next start has to repeat.
+        kept: Settings of a running server that its next start has to repeat, where they are not off or 1.
     """
 
     command: str
     tp_option: str
-    triton: Callable[[MoEShape], str]
-    tuned: str | None = None
     kept: tuple[str, ...] = ()
 
 
@@ -78,6 +79,7 @@ class EngineSpec:
         shards: How many parts N is cut into, from tensor- and expert-parallel size; raises InvalidInputError
             where the engine does not take these two.
         server: How it is started.
+        serving: Which kernel it runs for which checkpoint.
         log: How its log is read.
         more_keys: Keys that an entry may have beyond the launch parameters that the engine takes.
         fixed_keys: Keys that an entry may have and the engine sets itself.
@@ -99,6 +101,7 @@ class EngineSpec:
     shards: Callable[[int, int], int]
     server: Server
     log: ServerLog
+    serving: ServingRules = field(default_factory=ServingRules)
     more_keys: frozenset[str] = frozenset({"num_ctas"})
     fixed_keys: Mapping[str, int] = field(default_factory=dict)
     added_keys: Callable[[MoEShape], Mapping[str, int]] = _no_keys
@@ -121,12 +124,15 @@ class EngineSpec:
 
         Args:
             model: Its name or path, or None for a placeholder.
-            *options: More options; None is none.
+            *options: More options, environment variables (``NAME=value``) among them; None is none.
             directory: What the engine's variable names, as the shell reads it.
         """
-        prefix = "" if directory is None else f"{self.variable}={directory}"
+        given = [option for option in options if option]
+        variables = [option for option in given if _VARIABLE.match(option)]
+        if directory is not None:
+            variables.insert(0, f"{self.variable}={directory}")
         command = self.server.command.format(model=shlex.quote(model) if model else "MODEL")
-        return " ".join(filter(None, (prefix, command, *options)))
+        return " ".join([*variables, command, *(option for option in given if option not in variables)])
 
 
 def sizes_that_divide(total: int) -> str:

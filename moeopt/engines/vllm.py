@@ -8,19 +8,24 @@ from typing import Final
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
+from moeopt.engines import vllm_serving as rules
 from moeopt.engines.file_names import FileNames
 from moeopt.engines.layout import Layout
-from moeopt.engines.log import FILE, NOT_ON_TRITON, Backend, LogFacts, LogLine, ServerLog
+from moeopt.engines.log import FILE, NOT_ON_TRITON, Backend, Deployment, LogFacts, LogLine, ServerLog
+from moeopt.engines.serving import ServingRules
 from moeopt.engines.spec import TRITON_STAGES, TRITON_WARPS, EngineSpec, KernelFile, Server
 from moeopt.errors import InvalidInputError
 
-_TRITON: Final = "--moe-backend triton"
 # Backends of the oracles under fused_moe/oracle.
 _READS: Final = frozenset({"TRITON", "BATCHED_TRITON", "EMULATION", "TRITON_MXFP8"})
 _SOMETIMES: Final = {
     "DEEPGEMM": "DeepGEMM runs, and Triton only for shapes that DeepGEMM does not take",
     "VLLM_CUTLASS": "CUTLASS runs, and Triton for the smallest batches on some GPUs",
 }
+
+
+# Not of SGLang 0.4.3, which has these words.
+_FILE: Final = rf"(?![^\n]{{0,1500}}?sglang/srt/){FILE}"
 
 
 def _device(gpu_name: str) -> str:
@@ -72,8 +77,9 @@ def _added_keys(shape: MoEShape) -> dict[str, int]:
 
 
 def _backend(facts: LogFacts, reads: bool) -> Backend | None:
-    logged = facts.of("backend")
-    name = logged[0].values["backend"] if logged else facts.setting("moe_backend", "backend_option")
+    logged = facts.of("backend", "marlin")
+    asked = facts.setting("moe_backend", "backend_option")
+    name = logged[0].values.get("backend", "Marlin") if logged else asked
     if name is None or name == "auto":
         return None
     key = name.strip().upper().replace(" ", "_")
@@ -84,23 +90,59 @@ def _backend(facts: LogFacts, reads: bool) -> Backend | None:
     return Backend(name, False, f"{name} reads no Triton config file")
 
 
-def _parallel(facts: LogFacts) -> tuple[int, int]:
+# What --quantization makes of unquantised weights.
+_ONLINE: Final = {
+    "fp8": "fp8_w8a8",
+    "fp8_per_tensor": "fp8_w8a8",
+    "fp8_per_block": "fp8_w8a8",
+    "experts_int8": "int8_w8a16",
+}
+
+
+def _deployment(facts: LogFacts) -> Deployment:
+    """Data-parallel ranks hold parts of the same experts, whole ones with expert parallelism."""
     tp = facts.number("tensor_parallel_size")
-    return tp, tp if facts.is_on("enable_expert_parallel") else 1
+    ranks = tp * facts.number("data_parallel_size")
+    spread = facts.is_on("enable_expert_parallel") and ranks > 1
+    return Deployment(
+        tp=tp if spread else ranks,
+        ep=ranks if spread else 1,
+        start_tp=tp,
+        dtype=_ONLINE.get(facts.setting("quantization") or ""),
+        redundant_experts=facts.number("num_redundant_experts", 0),
+        draft=_draft(facts),
+    )
+
+
+def _draft(facts: LogFacts) -> str | None:
+    """The draft model: ``speculative_config`` holds a mapping with its name."""
+    found = re.search(r"'model': '([^']+)'", facts.setting("speculative_config") or "")
+    return found[1] if found else None
 
 
 def _triton_option(facts: LogFacts) -> str | None:
-    nvfp4 = any(event.values.get("kind") == "NvFp4" for event in facts.of("backend"))
-    return None if nvfp4 or facts.setting("quantization") in NOT_ON_TRITON else _TRITON
+    """The option for what the log says of the weights; versions before 0.17 have no --moe-backend."""
+    kinds = {event.values.get("kind") for event in facts.of("backend")}
+    quantization = (facts.setting("quantization") or "").replace("_marlin", "")
+    if "NvFp4" in kinds or quantization in NOT_ON_TRITON:
+        return None
+    old = facts.version is not None and facts.version < rules.PACKED_BY_BACKEND_SINCE
+    if quantization == "awq" or (old and quantization == "gptq"):
+        return rules.PACKED
+    if old and (quantization == "compressed-tensors" and ("WNA16" in kinds or facts.of("marlin"))):
+        return None
+    if facts.version is not None and facts.version < rules.BACKEND_SINCE:
+        return "VLLM_USE_DEEP_GEMM=0" if quantization == "fp8" else None
+    return rules.TRITON
 
 
 _LOG: Final = ServerLog(
     lines=(
-        LogLine("tuned", "for MoE layer", rf"Using configuration from (?P<path>{FILE}) for MoE layer"),
+        LogLine("tuned", "for MoE layer", rf"Using configuration from (?P<path>{_FILE}) for MoE layer"),
         LogLine(
             "default",
             "Using default MoE config",
-            rf"Using default MoE config\.(?:[^\n]{{0,200}}?Config file not found at \[?'?(?P<asked>{FILE}))?",
+            rf"Using default MoE config\.(?:[^\n]{{0,200}}?Config file not found at \[?'?(?P<asked>{_FILE}))?",
         ),
         LogLine(
             "backend",
@@ -113,18 +155,51 @@ _LOG: Final = ServerLog(
             "MoE",
             r"Using (?P<backend>[\w ]{2,60}?) (?:kernels?|backend) for (?P<kind>[\w ]{2,30}) MoE",
         ),
+        # Marlin methods of versions before WNA16 had backends (0.20).
+        LogLine("marlin", "Marlin", r"Using CompressedTensorsWNA16MarlinMoEMethod"),
+        LogLine("marlin", "_marlin kernel", r"Using (?P<kind>awq|gptq)_marlin kernel"),
+        LogLine(
+            "refined",
+            "block scales refined",
+            r"block scales refined from \[(?P<checkpoint>[\d, ]+)\] to "
+            r"\[(?P<block>[\d, ]+)\]",
+        ),
+        LogLine(
+            "padded",
+            "complete checkpoint blocks",
+            r"TP loading uses complete checkpoint blocks: local allocation "
+            r"(?P<n>\d+)",
+        ),
         LogLine("version", "LLM engine (v", r"LLM engine \(v(?P<version>[^)\s]{1,60})\)"),
     ),
     starts=("non-default args: ",),
     lists=("non-default args", "LLM engine (v"),
     opening="the engine's config",
-    settings=("model", "tensor_parallel_size", "quantization", "moe_backend", "enable_expert_parallel", "log_level"),
+    settings=(
+        "model",
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "num_redundant_experts",
+        "speculative_config",
+        "quantization",
+        "moe_backend",
+        "log_level",
+    ),
     anywhere=(LogLine("backend_option", "--moe-backend", r"--moe-backend[= ](?P<value>[a-z][a-z0-9_]*)"),),
     own=("moe_backend", "tensor_parallel_size"),
     shown=("moe_backend", "backend_option", "quantization"),
     backend=_backend,
-    parallel=_parallel,
+    deployment=_deployment,
     triton_option=_triton_option,
+    # An NVFP4 model may have unquantised layers for multi-token prediction.
+    mixes=True,
+    kinds={
+        "unquantized": frozenset({None}),
+        "fp8": frozenset({"fp8_w8a8"}),
+        "wna16": frozenset({"int4_w4a16", "int8_w8a16"}),
+        "int8": frozenset({None, "int8_w8a16"}),
+    },
 )
 
 VLLM: Final = EngineSpec(
@@ -148,7 +223,12 @@ VLLM: Final = EngineSpec(
     bundled=("model_executor/layers/fused_moe/configs",),
     default_config=_default_config,
     shards=_shards,
-    server=Server("vllm serve {model}", "--tensor-parallel-size", triton=lambda shape: _TRITON, tuned=_TRITON),
+    server=Server(
+        command="vllm serve {model}",
+        tp_option="--tensor-parallel-size",
+        kept=("data_parallel_size", "enable_expert_parallel", "moe_backend"),
+    ),
+    serving=ServingRules(rules.serving, rules.triton_option, rules.refusal, rules.refined_block),
     log=_LOG,
     more_keys=frozenset({"num_ctas", "SPLIT_K"}),
     fixed_keys={"SPLIT_K": 1},

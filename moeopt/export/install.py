@@ -13,6 +13,7 @@ from moeopt import engines
 from moeopt.core.shape import MoEShape
 from moeopt.core.table import ConfigTable
 from moeopt.engines import EngineSpec
+from moeopt.engines.serving import Checkpoint
 from moeopt.errors import ExportError
 from moeopt.export.write import export_configs
 
@@ -67,6 +68,7 @@ def install_configs(
     replace: bool = False,
     package: str | Path | None = None,
     model: str | None = None,
+    checkpoint: Checkpoint | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Installed:
     """Writes where the engine reads: the directory that its variable names, else its own, else moeopt's.
@@ -83,6 +85,7 @@ def install_configs(
         replace: As in :func:`~moeopt.export.export_configs`.
         package: The engine's package directory where it is not importable here.
         model: Named in the line that starts the server.
+        checkpoint: What the engine picks its kernel by; None for a checkpoint of which only the shape is known.
         environment: Instead of the process's.
 
     Raises:
@@ -106,7 +109,7 @@ def install_configs(
         count = _link_bundled(spec, bundled, directory)
         said.append(f"linked {count} files that {spec.title} ships, so that other models keep theirs")
     named = shlex.quote(str(directory)) if directory != bundled or values.get(spec.variable) else None
-    start = spec.start(model, spec.server.triton(shape), directory=named)
+    start = spec.start(model, spec.serving.option(checkpoint or Checkpoint(shape), None), directory=named)
     return Installed(engine, directory, tuple(paths), "; ".join(said), start)
 
 
@@ -122,10 +125,17 @@ def _directory(spec: EngineSpec, bundled: Path | None, named: str | None) -> tup
     return Path(platformdirs.user_data_dir("moeopt")) / "configs" / spec.name, f"{spec.name} {what}"
 
 
-def start_line(engine: str, directory: str | Path, shape: MoEShape, model: str | None = None) -> str:
+def start_line(
+    engine: str,
+    directory: str | Path,
+    shape: MoEShape,
+    model: str | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> str:
     """The one line that starts a server which reads the files in a directory."""
     spec = engines.get(engine)
-    return spec.start(model, spec.server.triton(shape), directory=shlex.quote(str(Path(directory).absolute())))
+    option = spec.serving.option(checkpoint or Checkpoint(shape), None)
+    return spec.start(model, option, directory=shlex.quote(str(Path(directory).absolute())))
 
 
 def _link_bundled(spec: EngineSpec, bundled: Path, directory: Path) -> int:

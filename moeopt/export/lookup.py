@@ -87,6 +87,8 @@ def config_root(engine: str, directory: str | Path) -> Path:
 def guess_engine(directory: str | Path) -> str:
     """Whose directory it is: by directories that only one engine has, else by names that only one spells so.
 
+    Files may lie a directory below: people copy them one level off.
+
     Raises:
         InvalidInputError: It is not a directory.
     """
@@ -96,7 +98,8 @@ def guess_engine(directory: str | Path) -> str:
     for spec in engines.every():
         if spec.layout.marks(path):
             return spec.name
-    spellers = [spelled_by(file.name) for file in path.iterdir()]
+    files = [*path.glob("*.json"), *path.glob("*/*.json")]
+    spellers = [spelled_by(file.name) for file in files]
     alone = {specs[0].name for specs in spellers if len(specs) == 1}
     flat = [spec.name for spec in engines.every() if not spec.layout.versioned]
     return next((name for name in (*engines.names(), *flat) if name in alone), flat[0])
@@ -148,7 +151,7 @@ def _near_misses(
 ) -> tuple[NearMiss, ...]:
     found = []
     wanted_place = spec.layout.place(root, triton_version)
-    folders = (*spec.layout.folders, "*/") if spec.layout.versioned else spec.layout.folders
+    folders = (*spec.layout.folders, "*/")
     for path in sorted({path for folder in folders for path in root.glob(f"{folder}*.json")}):
         if path in read:
             continue
@@ -156,13 +159,15 @@ def _near_misses(
         if name is None:
             continue
         reasons = _differences(asked, name)
-        if spec.layout.versioned and path.parent != wanted_place:
+        if path.parent != wanted_place:
             version = spec.layout.version_of(path.parent.name)
-            if version is None:
+            if version is not None:
+                reasons.append(f"it is of Triton {'.'.join(map(str, version))}, not {triton_version}")
+            elif spec.layout.versioned:
                 place = wanted_place.relative_to(root).as_posix()
                 reasons.append(f"it lies in {path.parent.name!r}, not in {place}")
             else:
-                reasons.append(f"it is of Triton {'.'.join(map(str, version))}, not {triton_version}")
+                reasons.append(f"it lies in {path.parent.name!r}: {spec.variable} has to name that directory")
         if reasons and (len(reasons) == 1 or (len(reasons) == 2 and _same_size(asked, name))):
             found.append(NearMiss(path, "; ".join(reasons), len(reasons)))
     found.sort(key=lambda miss: (miss.differences, miss.path.name, str(miss.path)))
@@ -182,15 +187,23 @@ def _same_size(asked: ConfigName, name: ConfigName) -> bool:
 
 def _differences(asked: ConfigName, name: ConfigName) -> list[str]:
     reasons = []
-    if name.num_experts != asked.num_experts:
-        reasons.append(_experts(asked.num_experts, name.num_experts))
-    if name.intermediate_size != asked.intermediate_size:
-        reasons.append(_size(asked.intermediate_size, name.intermediate_size))
+    there, wanted = (n.num_experts * n.intermediate_size for n in (name, asked))
+    if there == wanted and name.num_experts != asked.num_experts:
+        spread = "expert" if name.num_experts < asked.num_experts else "tensor"
+        reasons.append(
+            f"E is {name.num_experts} and N {name.intermediate_size}, asked are {asked.num_experts} and "
+            f"{asked.intermediate_size}: the same layer, laid out by {spread} parallelism"
+        )
+    else:
+        if name.num_experts != asked.num_experts:
+            reasons.append(_experts(asked.num_experts, name.num_experts))
+        if name.intermediate_size != asked.intermediate_size:
+            reasons.append(_size(asked.intermediate_size, name.intermediate_size))
     if name.device != asked.device:
         same = " (the same silicon under another name)" if name.device in device_relatives(asked.device) else ""
         reasons.append(f"it is for {name.device}, this GPU is {asked.device}{same}")
     if name.dtype != asked.dtype:
-        reasons.append(f"it is for dtype {name.dtype or 'bf16'}, asked is {asked.dtype or 'bf16'}")
+        reasons.append(f"it is for {_weights(name)}, asked is one for {_weights(asked)}")
     if name.block_shape != asked.block_shape:
         reasons.append(f"its block_shape is {_block(name)}, asked is {_block(asked)}")
     elif name.engine != asked.engine and name.block_shape:
@@ -200,6 +213,10 @@ def _differences(asked: ConfigName, name: ConfigName) -> list[str]:
             "its name has per_channel_quant=True" if name.per_channel else "it has no per_channel_quant=True"
         )
     return reasons
+
+
+def _weights(name: ConfigName) -> str:
+    return f"dtype {name.dtype}" if name.dtype else "no dtype in the name (16-bit weights)"
 
 
 def _block(name: ConfigName) -> str:

@@ -35,7 +35,11 @@ _ASKED_FOR: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE
 # What Triton takes where an entry does not say.
 _TRITON_DEFAULTS: Final = {"num_warps": TRITON_WARPS, "num_stages": TRITON_STAGES}
 _POWERS_OF_TWO: Final = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
-_AMD_KEYS: Final = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
+# Keys that a maker's GPUs alone know, by the beginning of their names.
+_OTHER_MAKERS: Final = {
+    "AMD": frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"}),
+    "Intel": frozenset({"grf_mode"}),
+}
 # A name has no group_size; what a config needs of a GPU does not depend on it.
 _ANY_GROUP: Final = 128
 
@@ -169,19 +173,20 @@ def check_entry(
     gpu: GpuSpec | None,
 ) -> Iterator[_Found]:
     """What is wrong with one entry, as (severity, code, message); by the rules of all engines where none is known."""
-    amd = name is not None and not name.device.startswith("NVIDIA")
-    yield from _unknown_keys(entry, spec, amd)
+    other = name is not None and not name.device.startswith("NVIDIA")
+    maker = next((m for m in _OTHER_MAKERS if name is not None and name.device.startswith(m)), None)
+    yield from _unknown_keys(entry, spec, maker if other else "NVIDIA")
     bad = list(_bad_values(entry))
     yield from bad
     if bad:
         return
-    for other in engines.every():
-        for key, value in other.fixed_keys.items():
+    for engine in engines.every():
+        for key, value in engine.fixed_keys.items():
             if entry.get(key, value) != value:
-                yield "warning", key.lower(), f"{key} is {entry[key]}: {other.title} runs {value}"
+                yield "warning", key.lower(), f"{key} is {entry[key]}: {engine.title} runs {value}"
     if name is not None and name.block_shape:
         yield from _against_block_k(entry["BLOCK_SIZE_K"], name.block_shape[1], spec)
-    if shape is not None and gpu is not None and not amd:
+    if shape is not None and gpu is not None and not other:
         yield from _against_gpu(entry, shape, gpu)
 
 
@@ -213,13 +218,15 @@ def _entries(data: Mapping[str, Any], add: _Add) -> dict[int, Mapping[str, Any]]
     return entries
 
 
-def _unknown_keys(entry: Mapping[str, Any], spec: EngineSpec | None, amd: bool) -> Iterator[_Found]:
+def _unknown_keys(entry: Mapping[str, Any], spec: EngineSpec | None, maker: str | None) -> Iterator[_Found]:
+    """Keys that the engine does not know, or that only another maker's GPUs do (None is one that is not known)."""
     allowed = spec.keys if spec is not None else _all_keys()
     for key in entry:
-        if key in _AMD_KEYS and not amd:
-            message = f"key {key!r} is for AMD GPUs: an NVIDIA GPU's launch fails; it is a wrong file"
+        owner = next((m for m, keys in _OTHER_MAKERS.items() if key in keys), None)
+        if owner is not None and maker is not None and owner != maker:
+            message = f"key {key!r} is for {owner} GPUs: an {maker} GPU's launch fails; it is a wrong file"
             yield "error", "unknown_key", message
-        elif key not in allowed and key not in _AMD_KEYS:
+        elif key not in allowed and owner is None:
             whom = spec.name if spec is not None else " and ".join(engines.names())
             known = ", ".join(k for k in PARAMETERS if k in allowed)
             yield "error", "unknown_key", f"key {key!r} is unknown to {whom}: it takes {known}"

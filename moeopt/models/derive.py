@@ -12,6 +12,7 @@ from moeopt import engines
 from moeopt.core.dtypes import DTYPES
 from moeopt.core.shape import MoEShape
 from moeopt.engines import EngineSpec
+from moeopt.engines.serving import Checkpoint
 from moeopt.engines.spec import sizes_that_divide
 from moeopt.errors import InvalidInputError
 from moeopt.models.config_file import ModelConfig, load_config, short
@@ -32,6 +33,7 @@ class Derivation:
         ep: Expert-parallel size.
         values: One per number of the shape.
         file: E and N as the engine writes them into the name of the config file.
+        checkpoint: What the engine picks its kernel by.
         notes: What the user should know.
     """
 
@@ -42,6 +44,7 @@ class Derivation:
     ep: int
     values: tuple[DerivedValue, ...]
     file: str
+    checkpoint: Checkpoint
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,7 +87,7 @@ def shape_from_model(
 
     Raises:
         InvalidInputError: The file cannot be used, a key is missing or ambiguous (the message names the option
-            that stands in for it), or a size does not divide.
+            that stands in for it), a size does not divide, or the engine cannot load such experts.
     """
     overrides = dict(overrides or {})
     spec = engines.get(engine)
@@ -96,6 +99,21 @@ def shape_from_model(
     look = Lookup(config, family or GENERIC, overrides)
     scheme, scheme_notes = _scheme(config, dtype, overrides.get("group_size"))
     shape = _Rules(look, spec, shards, ep, fuse_shared_experts).shape(scheme)
+    checkpoint = Checkpoint(
+        shape,
+        scheme.method,
+        scheme.symmetric,
+        scheme.act_order,
+        scheme.static,
+        config.architecture,
+        config.model_types,
+    )
+    refusal = spec.serving.refusal(checkpoint)
+    if refusal is not None:
+        raise InvalidInputError(
+            f"{config.path}: {scheme.source}: {spec.title} cannot load it: {refusal}; give another --engine, or "
+            "--dtype to tune the shape for another checkpoint"
+        )
     if family is None:
         look.notes.append(
             f"{name} is not in the table of families: keys were found by probing, and a shared expert, if there is "
@@ -110,6 +128,7 @@ def shape_from_model(
         ep=ep,
         values=tuple(look.values),
         file=f"E={file.num_experts},N={file.intermediate_size}",
+        checkpoint=checkpoint,
         notes=(*scheme_notes, *look.notes),
     )
 
@@ -164,11 +183,13 @@ class _Rules:
     def shape(self, scheme: Scheme) -> MoEShape:
         """The shape, its numbers noted one by one."""
         look = self.look
-        experts, top_k, shared = self.experts(int4=DTYPES[scheme.dtype].weight == "int4")
+        # DeepSeek's is not fused with the int4 of compressed-tensors; AWQ and GPTQ are loaded by moe_wna16, and it is.
+        int4 = DTYPES[scheme.dtype].weight == "int4" and scheme.method not in ("awq", "gptq", "moe-wna16")
+        experts, top_k, shared = self.experts(int4=int4)
         hidden = look.number("hidden_size", look.family.hidden)
         look.record("dtype", scheme.dtype, scheme.source)
         block_shape, per_channel = self.scales(scheme)
-        n = self.intermediate(block_shape)
+        n, block_shape = self.intermediate(block_shape, hidden)
         return MoEShape(
             num_experts=experts,
             top_k=top_k,
@@ -283,27 +304,33 @@ class _Rules:
             self.look.record("per_channel", True, source)
         return block_shape, bool(per_channel)
 
-    def intermediate(self, block_shape: tuple[int, int] | None) -> int:
-        """N on this GPU."""
+    def intermediate(self, block_shape: tuple[int, int] | None, hidden: int) -> tuple[int, tuple[int, int] | None]:
+        """N on this GPU, and the block of the scales there."""
         look = self.look
         given = look.given("intermediate_size")
         if given is not None:
-            return given
+            return given, block_shape
         key, size = look.find("intermediate_size", look.family.intermediate)
         shards = self.shards
+        if block_shape is not None and size % shards == 0 and not _divides(size, shards, block_shape):
+            refined = self.spec.serving.refined_block(block_shape, size // shards, hidden)
+            if refined is not None:
+                said = f"{list(block_shape)}, which {self.spec.title} refines to divide N"
+                look.record("block_shape", list(refined), said)
+                block_shape = refined
         if not _divides(size, shards, block_shape):
             fits = [s for s in range(1, 257) if _divides(size, s, block_shape)]
             unit = f" into multiples of block_shape {list(block_shape)}" if block_shape else ""
             advice = f"sizes that do: {', '.join(map(str, fits))}" if fits else "no size does"
             of = "--tp / --ep" if self.ep > 1 else "--tp"
             raise InvalidInputError(
-                f"{look.config.path}: {key} = {size} does not divide by {of} = {shards}{unit} ({advice}); the engine "
-                "cannot load it either"
+                f"{look.config.path}: {key} = {size} does not divide by {of} = {shards}{unit} ({advice}); "
+                f"{self.spec.title} cannot load it either"
             )
         n = size // shards
         over = f", / {shards} ({'tp / ep' if self.ep > 1 else 'tp'})" if shards > 1 else ""
         look.record("intermediate_size", n, f"{key} = {size}{over}")
-        return n
+        return n, block_shape
 
     def group_size(self, size: int | None, n: int, hidden: int) -> int | None:
         """Weights per scale: both engines' moe_wna16 halves the checkpoint's until it divides N and K, down to 32."""

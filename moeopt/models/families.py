@@ -197,6 +197,20 @@ FAMILIES: Final[tuple[Family, ...]] = (
         examples=("moonshotai/Kimi-Linear-48B-A3B-Instruct",),
     ),
     Family(
+        "Kimi K3", ("KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"), ("kimi_k3",),
+        ("num_experts", "num_local_experts"), top_k=("num_experts_per_token", "num_experts_per_tok"),
+        hidden=("routed_expert_hidden_size", "hidden_size"), shared=("num_shared_experts",),
+    ),
+    Family(
+        "LongCat-Flash", ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM"), ("longcat_flash",), _ROUTED,
+        top_k=("moe_topk", "num_experts_per_tok"), intermediate=("expert_ffn_hidden_size", "moe_intermediate_size"),
+        examples=("meituan-longcat/LongCat-Flash-Chat",),
+    ),
+    Family(
+        "MiMo-V2", ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM"),
+        ("mimo_v2_flash", "mimo_v2"), _ROUTED, examples=("XiaomiMiMo/MiMo-V2-Flash",),
+    ),
+    Family(
         "MiniMax M1, Text-01", ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxForCausalLM"),
         ("minimax", "minimax_text_01", "minimax_m1"), ("num_local_experts",), intermediate=_DENSE_NAME,
         examples=("MiniMaxAI/MiniMax-M1-80k",),

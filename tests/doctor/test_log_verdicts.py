@@ -88,7 +88,7 @@ def test_qwen_without_a_file() -> None:
     assert [e.line for e in answer.findings[0].evidence] == [11, 13]
     assert answer.next == (
         "hf download Qwen/Qwen3.5-122B-A10B config.json --local-dir model",
-        "moeopt tune --model model --engine sglang --tp 4 --export sglang:moe-configs",
+        "moeopt tune --model model --engine sglang --tp 4 --experts 256 --intermediate 256 --export sglang:moe-configs",
         "SGLANG_MOE_CONFIG_DIR=$PWD/moe-configs python -m sglang.launch_server --model-path Qwen/Qwen3.5-122B-A10B "
         "--tp 4  # and your other options",
     )
@@ -241,10 +241,12 @@ def test_vllm_without_a_file() -> None:
         VLLM, f"Using default MoE config. Performance might be sub-optimal! Config file not found at {FLAT}, /g/x.json"
     )
     assert answer.code == "default" and len(answer.findings) == 1
-    assert answer.next[0] == "moeopt tune --model /m --engine vllm --tp 2 --mode joint --export vllm:moe-configs"
+    assert answer.next[0] == (
+        "moeopt tune --model /m --engine vllm --tp 2 --experts 256 --intermediate 512 --mode joint "
+        "--export vllm:moe-configs"
+    )
     assert answer.next[1] == (
-        "VLLM_TUNED_CONFIG_FOLDER=$PWD/moe-configs vllm serve /m --tensor-parallel-size 2 --moe-backend triton"
-        "  # and your other options"
+        "VLLM_TUNED_CONFIG_FOLDER=$PWD/moe-configs vllm serve /m --tensor-parallel-size 2  # and your other options"
     )
 
 

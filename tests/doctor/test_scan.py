@@ -174,6 +174,8 @@ def test_random_bytes_in_bulk() -> None:
     assert judge_log(read(raw)).code == "no_log"
 
 
+NOT_FOUND = "Config file not found at"
+EARLY = "/s/sglang/srt/layers/moe/fused_moe_triton/configs/E=1,N=2,device_name=X.json"
 MESSAGES = [
     ("sglang", "tuned", USED),
     ("sglang", "fallback", FALLBACK),
@@ -201,7 +203,25 @@ MESSAGES = [
     ("vllm", "backend", "Using Triton backend for Unquantized MoE"),
     ("vllm", "version", "Initializing a V1 LLM engine (v0.33.0) with config: model='/m'"),
     ("", "out_of_resource", "out of resource: shared memory, Required: 147456, Hardware limit: 101376"),
-    ("sglang", "bad_directory", "ValueError: invalid literal for int() with base 10: 'old'"),
+    ("", "bad_number", "ValueError: invalid literal for int() with base 10: 'old'"),
+    ("", "unknown_key", "KeyError: 'Keyword argument waves_per_eu was specified but unrecognised'"),
+    ("sglang", "no_configs", "FileNotFoundError: [Errno 2] No such file or directory: '/x/configs/configs'"),
+    ("sglang", "ct_marlin", "Using CompressedTensorsWNA16MarlinMoEMethod"),
+    (
+        "sglang",
+        "up_file",
+        f"Using MoE kernel config with down_moe=False. Performance might be sub-optimal! {NOT_FOUND} {PATH}",
+    ),
+    ("sglang", "tuned", f"Using configuration from {EARLY} for MoE layer."),
+    (
+        "sglang",
+        "default",
+        f"Using default MoE config. Performance might be sub-optimal! Config file not found at {EARLY}",
+    ),
+    ("vllm", "marlin", "Using CompressedTensorsWNA16MarlinMoEMethod"),
+    ("vllm", "marlin", "The model is convertible to awq_marlin during runtime. Using awq_marlin kernel."),
+    ("vllm", "refined", "FP8 MoE block scales refined from [128, 128] to [64, 64] to fit the TP-sharded size 192."),
+    ("vllm", "padded", "FP8 deep_gemm TP loading uses complete checkpoint blocks: local allocation 256, without"),
     ("sglang", "ready", "The server is fired up and ready to roll!"),
     ("", "ready", "INFO:     Application startup complete."),
 ]

@@ -19,7 +19,8 @@ from moeopt.doctor import diagnose
 from moeopt.engines import EngineSpec, registry
 from moeopt.engines.file_names import FileName, FileNames
 from moeopt.engines.layout import Layout
-from moeopt.engines.log import Backend, LogFacts, LogLine, ServerLog
+from moeopt.engines.log import Backend, Deployment, LogFacts, LogLine, ServerLog
+from moeopt.engines.serving import ServingRules
 from moeopt.engines.spec import KernelFile, Server
 from moeopt.errors import ExportError, InvalidInputError
 from moeopt.export import (
@@ -113,7 +114,8 @@ QUARK = EngineSpec(
     bundled=("moe",),
     default_config=default_config,
     shards=shards,
-    server=Server("quark {model}", "--gpus", triton=lambda shape: "--kernels triton"),
+    server=Server("quark {model}", "--gpus"),
+    serving=ServingRules(option=lambda checkpoint, version: "--kernels triton"),
     log=ServerLog(
         lines=(
             LogLine("tuned", "table ", r"table (?P<path>[^\n]+?\.json) read"),
@@ -130,7 +132,7 @@ QUARK = EngineSpec(
         own=("quark_kernels",),
         shown=("quark_kernels",),
         backend=backend,
-        parallel=lambda facts: (facts.number("gpus"), facts.number("gpus")),
+        deployment=lambda facts: Deployment(*[facts.number("gpus")] * 3),
         triton_option=lambda facts: "--kernels triton",
     ),
     more_keys=frozenset({"LANES"}),
@@ -268,7 +270,9 @@ def test_doctor_of_its_log(tables: Path, tmp_path: Path, run: Run) -> None:
     answer = diagnose(log, tables)
     assert answer.verdict.startswith("Not tuned: Quark found no file for quark-4x1024@nvidia h200.json")
     assert "near_miss" in [f.code for f in answer.findings]
-    assert answer.next[0] == "moeopt tune --model /m --engine quark --tp 2 --ep 2 --export quark:moe-configs"
+    assert answer.next[0] == (
+        "moeopt tune --model /m --engine quark --tp 2 --ep 2 --experts 4 --intermediate 512 --export quark:moe-configs"
+    )
     log.write_text(f"{start}\nold table /q/{UP} (3.5.1) for {place / UP}\n")
     assert "Triton 3.5.1" in diagnose(log).findings[0].message
     log.write_text("quark starts: model='/m'\n$ quark /m --kernels cuda\nquark is up\n")

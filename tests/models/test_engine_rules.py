@@ -79,11 +79,60 @@ def test_tp_that_does_not_divide_names_the_sizes_that_do() -> None:
 
 
 def test_tp_that_cuts_blocks_of_scales() -> None:
-    """768 / 4 = 192 columns are one and a half blocks: both engines refuse to load that."""
+    """768 / 4 = 192 columns are one and a half blocks: SGLang refuses to load that, vLLM cuts the blocks."""
+    text = message(DATA / "qwen3-30b-fp8.json", tp=4)
+    assert "multiples of block_shape [128, 128]" in text and "sizes that do: 1, 2, 3, 6)" in text
+    assert "SGLang cannot load it either" in text
     for engine in ("sglang", "vllm"):
-        text = message(DATA / "qwen3-30b-fp8.json", engine=engine, tp=4)
-        assert "multiples of block_shape [128, 128]" in text and "sizes that do: 1, 2, 3, 6)" in text
         assert shape_from_model(DATA / "qwen3-30b-fp8.json", engine=engine, tp=2)[0].intermediate_size == 384
+    shape, derivation = shape_from_model(DATA / "qwen3-30b-fp8.json", engine="vllm", tp=4)
+    assert (shape.intermediate_size, shape.block_shape) == (192, (64, 64))
+    assert any("refines to divide N" in line for line in derivation.lines)
+
+
+@pytest.mark.parametrize(("tp", "n", "block"), [(8, 192, (64, 64)), (16, 96, (32, 32)), (4, 384, (128, 128))])
+def test_blocks_that_vllm_refines(write: Callable[..., Path], tp: int, n: int, block: tuple[int, int]) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path = write({**QWEN3, "moe_intermediate_size": 1536, "hidden_size": 3072, "quantization_config": fp8})
+    shape, derivation = shape_from_model(path, engine="vllm", tp=tp)
+    assert (shape.intermediate_size, shape.block_shape) == (n, block)
+    assert derivation.file == f"E=128,N={n}"
+    narrow = write({**QWEN3, "moe_intermediate_size": 1536 // 24, "quantization_config": fp8})
+    assert "vLLM cannot load it either" in message(narrow, engine="vllm", tp=4)
+
+
+@pytest.mark.parametrize(("method", "experts"), [("awq", 257), ("gptq", 257), ("compressed-tensors", 256)])
+def test_deepseeks_shared_expert_is_fused_where_moe_wna16_loads_it(
+    write: Callable[..., Path], method: str, experts: int
+) -> None:
+    data = json.loads((DATA / "deepseek-v3.json").read_text())
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
+    packed = {"quant_method": method, "bits": 4, "group_size": 64, "config_groups": {"g": {"weights": weights}}}
+    shape, _ = shape_from_model(write({**data, "quantization_config": packed}), tp=8)
+    assert (shape.num_experts, shape.dtype) == (experts, "int4_w4a16")
+
+
+def test_experts_that_are_narrower_than_the_model(write: Callable[..., Path]) -> None:
+    text = {
+        "model_type": "kimi_linear", "hidden_size": 7168, "routed_expert_hidden_size": 3584, "num_experts": 896,
+        "num_experts_per_token": 16, "moe_intermediate_size": 3072, "dtype": "bfloat16",
+    }  # fmt: skip
+    path = write({"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": text})
+    assert shape_from_model(path)[0].hidden_size == 3584
+    del text["routed_expert_hidden_size"]
+    path = write({"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": text})
+    assert shape_from_model(path)[0].hidden_size == 7168
+
+
+def test_experts_without_weights_do_not_count(write: Callable[..., Path]) -> None:
+    longcat = {
+        "architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash", "n_routed_experts": 512,
+        "zero_expert_num": 256, "moe_topk": 12, "expert_ffn_hidden_size": 2048, "hidden_size": 6144,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    shape, derivation = shape_from_model(write(longcat), tp=8)
+    assert (shape.num_experts, shape.top_k, shape.intermediate_size) == (512, 12, 256)
+    assert "not in the table" not in derivation.model
 
 
 def test_blocks_need_not_be_square(write: Callable[..., Path]) -> None:
