@@ -24,7 +24,7 @@ from moeopt.export import (
     read_config_file,
     start_line,
 )
-from moeopt.export.names import full_gpu_name
+from moeopt.export.other_gpu import table_for_gpu
 from moeopt.files import check_file, write_file
 from moeopt.measure.options import DeviceOptions
 from moeopt.result import TuneResult
@@ -114,7 +114,11 @@ def export(
         extra, how = _find_extra(result, table, storage, engine, options)
         _print_extra(console, extra, how, "" if options.gpu else ": give --gpu to measure there")
         table = extra.added_to(table)
-    server = result.shape, full_gpu_name(options.gpu_name or result.gpu), options.triton or result.info.triton
+    there = table_for_gpu(table, result.shape, result.gpu, options.gpu_name)
+    for note in there.notes:
+        console.print(f"note: {note}")
+    table = there.table
+    server = result.shape, there.gpu_name, options.triton or result.info.triton
     model, said = str(given.model) if given.model else None, ""
     if options.install:
         done = install_configs(

@@ -69,7 +69,7 @@ class ShapeOptions:
     ] = None
     dtype: Annotated[str | None, typer.Option("--dtype", help=f"{_SCHEMES}.")] = None
     block_shape: Annotated[
-        str | None, typer.Option("--block-shape", help="Block of the scales, such as 128,128.", metavar="N,K")
+        str | None, typer.Option("--block-shape", help="Block of the scales, such as 128,128, or none.", metavar="N,K")
     ] = None
     per_channel: Annotated[bool, typer.Option("--per-channel", help="Scales per output channel and per token.")] = False
     group_size: Annotated[
@@ -84,6 +84,25 @@ class ShapeOptions:
     def rules(self) -> str:
         """The engine whose rules count."""
         return engines.get(self.engine or engines.DEFAULT).name
+
+    def for_engine(self, wanted: Collection[str] = ()) -> ShapeOptions:
+        """A copy with an engine where none was given: the one that is wanted, else the first that can load the model.
+
+        Args:
+            wanted: Engines whose files are to be written.
+        """
+        if self.engine is not None or self.model is None:
+            return self
+        names = list(dict.fromkeys(wanted)) or engines.names()
+        for name in names:
+            try:
+                request = replace(self, engine=name).request()
+                assert request is not None
+                request.derive()
+            except InvalidInputError:
+                continue
+            return replace(self, engine=name)
+        return replace(self, engine=names[0])
 
     def request(self) -> ModelRequest | None:
         """The model that was given, with its layout; None where none was."""
@@ -125,7 +144,7 @@ class ShapeOptions:
                 hidden_size=self.hidden or 0,
                 intermediate_size=self.intermediate or 0,
                 dtype=self.dtype or "bf16",
-                block_shape=parse_block_shape(self.block_shape),
+                block_shape=parse_block_shape(self.block_shape) or None,
                 per_channel=self.per_channel,
                 group_size=self.group_size,
             ),
@@ -209,14 +228,14 @@ def read_request(file: StudyFile | None, given: ShapeOptions, gpu: str | None) -
     return TuneRequest(shape), lines
 
 
-def parse_block_shape(text: str | None) -> tuple[int, int] | None:
-    """``128,128`` or ``[128, 128]`` as two numbers.
+def parse_block_shape(text: str | None) -> tuple[int, int] | tuple[()] | None:
+    """``128,128`` or ``[128, 128]`` as two numbers, ``none`` as an empty tuple.
 
     Raises:
         InvalidInputError: It is something else.
     """
-    if text is None:
-        return None
+    if text is None or text.strip().lower() == "none":
+        return None if text is None else ()
     match = re.fullmatch(r"\s*\[?\s*(\d+)\s*[,x]\s*(\d+)\s*\]?\s*", text)
     if not match:
         raise InvalidInputError(f"--block-shape is {text!r}: give two sizes such as 128,128")

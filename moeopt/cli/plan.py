@@ -39,11 +39,12 @@ def plan(
 ) -> None:
     """Say what would be tuned: file names, memory, trials, time, and the share of the space that fits the GPU."""
     check_file(json_path)
+    given = given.for_engine()
     request, lines = o.read_request(o.read_study(study, given), given, gpu)
     sizes = o.parse_batch_sizes(batch_sizes)
     options = {"gpu": gpu, "batch_sizes": sizes, "space": space, "trials": trials}
     request = request.with_options({name: value for name, value in options.items() if value is not None})
-    made = make_plan(request, triton or version("triton"))
+    made = make_plan(request, triton or version("triton"), given.request())
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if made.recording is not None:
         console.print(f"{made.recording} would be replayed: nothing would be measured on this machine")
@@ -62,9 +63,10 @@ def plan(
             f"time    about {made.seconds:.0f} s with {made.cores} compile processes, {made.compiled_seconds:.0f} s if "
             "moeopt compile has filled Triton's cache before (estimates, not measured)"
         )
-    for name, files in made.files.items():
-        for path in files:
-            console.print(f"{name:7} {path}")
+    for name, plan in made.engines.items():
+        said = f"  {plan.serving}" if plan.serving is not None else ""
+        for text in filter(None, (*plan.files, said, plan.note)):
+            console.print(f"{name:7} {text}")
     if json_path is not None:
         write_file(json_path, json.dumps(made.to_dict(), indent=1) + "\n")
 

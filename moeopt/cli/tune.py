@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,11 +15,13 @@ from moeopt import engines
 from moeopt.api import open_tune, run_tune
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
+from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
 from moeopt.result import TuneResult
 from moeopt.tuning.options import parse_timeout
+from moeopt.tuning.plan import other_shape
 
 _COLUMNS: Final = (
     "M", "default µs", "up µs", "down µs", "speed-up", "roofline", "up config", "down config", "timed",
@@ -83,13 +86,14 @@ def tune(
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report.")] = None,
 ) -> None:
     """Find the fastest launch configs for a shape, per batch size, and write the engines' files."""
-    _ = given.rules
+    exports = [_parse_export(text) for text in export or ()]
+    _, given = given.rules, given.for_engine([name for name, _ in exports])
     file = o.read_study(study, given)
     request, lines = o.read_request(file, given, options.gpu)
     console = Console(soft_wrap=True, highlight=False)
     for line in lines:
         console.print(line, markup=False)
-    exports = [_parse_export(text) for text in export or ()]
+    _check_shapes(given, request.shape, [name for name, _ in exports])
     if file is not None and file.export_engine and file.export_directory and not exports:
         exports = [(file.export_engine, file.export_directory)]
     for _, directory in exports:
@@ -148,6 +152,17 @@ def print_result(console: Console, result: TuneResult, *, legal: int) -> None:
         console.print(f"{speedup:.2f}x the engine's default, geometric mean over batch sizes", markup=False)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def _check_shapes(given: o.ShapeOptions, tuned: MoEShape | None, names: Collection[str]) -> None:
+    """Raises InvalidInputError where an engine that files are written for asks for another shape of the model."""
+    model = given.request()
+    if model is None or tuned is None:
+        return
+    for name in dict.fromkeys(names):
+        said = other_shape(name, tuned, replace(model, engine=name).derive()[0])
+        if said:
+            raise InvalidInputError(f"--export {name}: {said}")
 
 
 def _parse_export(text: str) -> tuple[str, Path]:

@@ -1,4 +1,4 @@
-"""Which kernel an engine runs for the experts of a checkpoint, and whether that kernel reads config files."""
+"""Kernels that an engine runs for the experts of a checkpoint, and whether they read config files."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -94,6 +95,8 @@ def full_gpu_name(name: str) -> str:
     """A GPU's name as torch reports it: ``h200`` is NVIDIA H200. A name with its maker stays as it is."""
     if name.replace("_", " ").split(" ")[0].upper() in ("NVIDIA", "AMD", "INTEL(R)"):
         return name
+    if re.fullmatch(r"MI\d{3}[A-Z]", name.upper()):
+        return f"AMD Instinct {name.upper()}"
     try:
         return GpuSpec.by_name(name).name
     except UnknownGpuError:

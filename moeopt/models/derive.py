@@ -291,7 +291,9 @@ class _Rules:
             block_shape, per_channel, source = scheme.block_shape, scheme.per_channel, "of that key"
         else:
             source = "given by hand"
-        if block_shape is not None:
+        if block_shape == ():
+            block_shape = None
+        elif block_shape is not None:
             if (
                 not isinstance(block_shape, list | tuple)
                 or len(block_shape) != 2

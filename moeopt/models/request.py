@@ -64,15 +64,23 @@ class ModelRequest:
         )
 
     def named(self, name: ConfigName) -> ModelRequest:
-        """A copy whose file has this name, whatever the model's config says."""
-        scheme = {"block_shape": name.block_shape, "per_channel": name.per_channel or None}
+        """A copy whose file has this name, whatever the model's config says; one that is not here is taken at its word.
+
+        Args:
+            name: Of the up projection's file.
+        """
+        here = Path(self.path).exists()
         overrides = {
             **self.overrides,
             "num_experts": name.num_experts,
             "intermediate_size": engines.get(name.engine).names.elements(name),
-            **({key: value for key, value in scheme.items() if value} if name.dtype else {}),
         }
-        return replace(self, dtype=name.dtype or self.dtype, overrides=overrides)
+        if name.dtype or here:
+            if name.per_channel:
+                overrides["per_channel"] = True
+            elif name.block_shape or here:
+                overrides["block_shape"] = name.block_shape or ()
+        return replace(self, dtype=name.dtype or ("bf16" if here else self.dtype), overrides=overrides)
 
     def options(self) -> str:
         """As options of ``moeopt tune``, quoted for a shell."""
@@ -82,6 +90,7 @@ class ModelRequest:
             words.append("--fuse-shared" if self.fuse_shared else "--no-fuse-shared")
         words += [f"--dtype {self.dtype}"] if self.dtype is not None else []
         for key, value in self.overrides.items():
-            given = "" if value is True else " {},{}".format(*value) if isinstance(value, tuple) else f" {value}"
-            words.append(OPTIONS[key] + given)
+            if isinstance(value, tuple):
+                value = "{},{}".format(*value) if value else "none"
+            words.append(OPTIONS[key] + ("" if value is True else f" {value}"))
         return " ".join(words)

@@ -1,4 +1,4 @@
-"""Which experts a quantiser left alone, or reached: lists of module names, plain or as regular expressions."""
+"""Experts that a quantiser left alone, or reached: lists of module names, plain or as regular expressions."""
 
 from __future__ import annotations
 

@@ -13,13 +13,16 @@ from moeopt.storage.store import StudyKey, StudyStore
 
 
 def stored_times(store: StudyStore, key: StudyKey) -> TimeUs:
-    """Estimates from everything that a study database holds for a key."""
+    """Estimates from everything that a study database holds for a key.
+
+    What was raced out has no time: it was timed in a few rounds, until it was known to be slower than another.
+    """
     times: dict[tuple[Role, LaunchConfig], dict[int, float]] = defaultdict(dict)
     joint = False
     cells = next((tuple(s.cells) for s in store.keys() if s.key == key), ())  # noqa: SIM118  (a method of ours)
     for cell, trials in store.load(key, cells).items():
         for measurement in (t.measurement for t in trials):
-            if not measurement.us or (cell.role == "joint" and measurement.status != "ok"):
+            if measurement.status != "ok":
                 continue
             joint |= cell.role == "joint"
             role: Role = "up" if cell.role == "joint" else cell.role

@@ -16,6 +16,7 @@ from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.core.table import ConfigPair, ConfigTable
 from moeopt.errors import ExportError, InvalidInputError
+from moeopt.export.names import nearest_key
 from moeopt.files import write_file
 
 if TYPE_CHECKING:
@@ -235,9 +236,10 @@ class Outcome:
         missing = [m for m in self.batch_sizes if m not in table]
         if not missing:
             return ""
+        runs = ", ".join(f"the config of {nearest_key(sorted(table), m)} at M={m}" for m in missing)
         return (
-            f"no config was timed for both projections at batch size {', '.join(map(str, missing))}, which {engine} "
-            "needs: tune with --mode joint"
+            f"no config was timed for both projections at batch size {', '.join(map(str, missing))}, which "
+            f"{engines.get(engine).title} needs: it runs {runs} instead; tune with --mode joint"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,40 @@ from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, choose_batch_sizes
 from moeopt.core.space import SearchSpace
 from moeopt.costmodel.model import estimate_tune_seconds
+from moeopt.engines.serving import Checkpoint, Serving
 from moeopt.errors import DeviceError, InvalidInputError
 from moeopt.export import ConfigName
 from moeopt.kernels.memory import memory_needed
+from moeopt.models.request import ModelRequest
 from moeopt.recordings.format import Recording
 from moeopt.recordings.shipped import find_recording
 from moeopt.tuning.options import TuneRequest
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What a tune would be worth to one engine.
+
+    Attributes:
+        files: Names of the files that it asks for; none where it cannot load the model.
+        serving: Whether it reads them by default; None where it cannot load the model.
+        note: What stands in the way: that it cannot load the model, or asks for another shape than is tuned.
+    """
+
+    files: tuple[str, ...] = ()
+    serving: Serving | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping."""
+        found = self.serving
+        return {
+            "files": list(self.files),
+            "reads": found.reads if found is not None else None,
+            "backend": found.backend if found is not None else None,
+            "option": found.option if found is not None else None,
+            "note": self.note,
+        }
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,7 @@ class Plan:
         compiled_seconds: The same where ``moeopt compile`` has filled Triton's cache.
         cores: Compile processes that the estimate counts on.
         recording: Name of the recording that would be replayed, or None.
-        files: Names of the files that would be written, per engine.
+        engines: For each engine its files, and whether it would read them.
     """
 
     shape: MoEShape
@@ -55,7 +83,7 @@ class Plan:
     compiled_seconds: float | None
     cores: int
     recording: str | None
-    files: dict[str, list[str]]
+    engines: dict[str, EnginePlan]
 
     @property
     def timed(self) -> int:
@@ -77,16 +105,18 @@ class Plan:
             "estimated_seconds": self.seconds,
             "estimated_seconds_compiled_before": self.compiled_seconds,
             "cores": self.cores,
-            "files": self.files,
+            "files": {name: list(plan.files) for name, plan in self.engines.items() if plan.files},
+            "engines": {name: plan.to_dict() for name, plan in self.engines.items()},
         }
 
 
-def make_plan(request: TuneRequest, triton: str) -> Plan:
+def make_plan(request: TuneRequest, triton: str, model: ModelRequest | None = None) -> Plan:
     """What a tune would do.
 
     Args:
         request: The tune; a GPU may be named that is not here.
         triton: Triton version of the server.
+        model: Whose layer it is: each engine derives its own shape from it.
 
     Raises:
         InvalidInputError: The space is unknown or has no legal config, or a recording is of another shape.
@@ -123,14 +153,38 @@ def make_plan(request: TuneRequest, triton: str) -> Plan:
         compiled_seconds=estimate_tune_seconds(shape, gpu, batch_sizes, trials, cores, compiled=True),
         cores=cores,
         recording=recording.path.name if recording is not None else None,
-        files={engine: _file_names(engine, shape, gpu, triton) for engine in engines.names()},
+        engines={engine: _engine_plan(engine, shape, gpu, triton, model) for engine in engines.names()},
     )
 
 
-def _file_names(engine: str, shape: MoEShape, gpu: GpuSpec, triton: str) -> list[str]:
-    names = dict.fromkeys(str(ConfigName.of(engine, shape, gpu.name, role)) for role in ROLES)
-    place = engines.get(engine).layout.place(Path(), triton)
-    return [(place / name).as_posix() for name in names]
+def _engine_plan(engine: str, tuned: MoEShape, gpu: GpuSpec, triton: str, model: ModelRequest | None) -> EnginePlan:
+    spec = engines.get(engine)
+    checkpoint, note = Checkpoint(tuned), ""
+    if model is not None:
+        try:
+            checkpoint = replace(model, engine=engine).derive()[1].checkpoint
+        except InvalidInputError as error:
+            return EnginePlan(note=str(error))
+        note = other_shape(engine, tuned, checkpoint.shape)
+    names = dict.fromkeys(str(ConfigName.of(engine, checkpoint.shape, gpu.name, role)) for role in ROLES)
+    place = spec.layout.place(Path(), triton)
+    files = tuple((place / name).as_posix() for name in names)
+    return EnginePlan(files, spec.serving.serving(checkpoint, gpu), note)
+
+
+def other_shape(engine: str, tuned: MoEShape, asked: MoEShape) -> str:
+    """That an engine asks for another shape of a model than is tuned, in one line; empty where it does not."""
+    if ConfigName.of(engine, tuned, "GPU") == ConfigName.of(engine, asked, "GPU"):
+        return ""
+    title = engines.get(engine).title
+    names = [f"E={one.num_experts},N={one.intermediate_size}" for one in (asked, tuned)]
+    if names[0] == names[1]:
+        blocks = [list(one.block_shape or ()) for one in (asked, tuned)]
+        names = [f"{name},block_shape={block}" for name, block in zip(names, blocks, strict=True)]
+    return (
+        f"{title} asks for {names[0]} of this model, and {names[1]} is tuned: one tune does not serve both, tune with "
+        f"--engine {engine} for it"
+    )
 
 
 def _recording(request: TuneRequest) -> Recording | None:

@@ -190,7 +190,7 @@ def test_vllm_is_told_which_batch_sizes_have_no_joint_config(tiny_recording: Wri
     result = moeopt.tune(gpu=f"recorded:{tiny_recording()}", storage=str(tmp_path / "s.db"), progress=False)
     assert result.left_out("vllm") == ""
     rows = {m: replace(row, joint_config=None) if m == 16 else row for m, row in result.rows.items()}
-    assert "at batch size 16, which vllm needs" in replace(result, rows=rows).left_out("vllm")
+    assert "at batch size 16, which vLLM needs" in replace(result, rows=rows).left_out("vllm")
     assert replace(result, rows=rows).left_out("sglang") == ""
 
 
