@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from moeopt import engines
 from moeopt.cli import options as o
-from moeopt.doctor import Finding, diagnose, engine_of, scan_log
+from moeopt.doctor import Diagnosis, Finding, diagnose, engine_of, judge_caches, scan_log
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import guess_engine
+from moeopt.export.names import full_gpu_name
 
 
 def register(app: typer.Typer) -> None:
@@ -27,6 +28,10 @@ def doctor(
     ] = None,
     config_dir: Annotated[
         Path | None, typer.Option("--config-dir", help="A directory with config files, such as an engine reads.")
+    ] = None,
+    flashinfer: Annotated[
+        Path | None,
+        typer.Option("--flashinfer", help="A FlashInfer autotune cache file, or a directory of them: what it holds."),
     ] = None,
     engine: Annotated[
         str | None, typer.Option("--engine", help=f"{o.ENGINES}. Default: found out from what is given.")
@@ -43,6 +48,10 @@ def doctor(
     Exit status: 0 in use and tuned, 1 a finding, 2 bad input.
     """
     checked = engines.get(engine).name if engine is not None else None
+    if flashinfer is not None:
+        if log is not None or config_dir is not None or given.given():
+            raise InvalidInputError("--flashinfer goes with --gpu alone: omit --log, --config-dir and shape options")
+        _answer(judge_caches(flashinfer, full_gpu_name(gpu) if gpu else None), as_json)
     facts = scan_log(log) if log is not None else None
     # The rules that turn a model into a shape are the engine's, and the log knows its parallelism.
     if checked is None and facts is not None:
@@ -72,5 +81,9 @@ def doctor(
     )
     if no_shape is not None:
         answer = replace(answer, findings=(*answer.findings, no_shape))
+    _answer(answer, as_json)
+
+
+def _answer(answer: Diagnosis, as_json: bool) -> NoReturn:
     typer.echo(json.dumps(answer.to_dict(), indent=1) if as_json else str(answer))
     raise typer.Exit(answer.status)

@@ -10,6 +10,7 @@ from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, by_severity
 from moeopt.doctor.directory import check_directory, judge_directory, lookup_findings
+from moeopt.doctor.flashinfer import judge_caches
 from moeopt.doctor.scan import scan_log
 from moeopt.doctor.verdict import asked_paths, engine_of, judge_log
 from moeopt.engines.log import LogFacts
@@ -18,7 +19,17 @@ from moeopt.export.lookup import config_root, find_config_files
 from moeopt.export.names import full_gpu_name
 from moeopt.models.request import ModelRequest
 
-__all__ = ["Diagnosis", "Evidence", "Finding", "LayerState", "LogFacts", "diagnose", "engine_of", "scan_log"]
+__all__ = [
+    "Diagnosis",
+    "Evidence",
+    "Finding",
+    "LayerState",
+    "LogFacts",
+    "diagnose",
+    "engine_of",
+    "judge_caches",
+    "scan_log",
+]
 
 
 def diagnose(

@@ -52,6 +52,18 @@ def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
                 "it" + (" (vLLM's tuner writes it into its own files)." if text == "triton_version" else ".")
             )
         findings.append(Finding("error", code, message, lines_of([event])))
+    for event in facts.of("refined"):
+        message = (
+            f"vLLM cut the checkpoint's blocks of scales ([{event.values['checkpoint']}]) into "
+            f"[{event.values['block']}], as N on a GPU is no multiple of them: that is the block of the file's name."
+        )
+        findings.append(Finding("note", "refined", message, lines_of([event])))
+    for event in facts.of("padded"):
+        message = (
+            f"vLLM padded N on a GPU to {event.values['n']}, whole blocks of scales, for a backend that cannot refine "
+            "them: Triton's file, for which N is not padded, is of another name."
+        )
+        findings.append(Finding("note", "padded", message, lines_of([event])))
     for event in facts.of("no_configs"):
         findings.append(Finding("error", "no_configs", _no_configs(event.values["path"], spec), lines_of([event])))
     return findings
@@ -87,7 +99,7 @@ def misleading_options(
     facts: LogFacts, names: list[ConfigName], gpu: GpuSpec | None, spec: EngineSpec
 ) -> list[Finding]:
     """Findings for the options in use that mislead on this GPU (a note where the GPU is not known)."""
-    sm = _capability(facts, names, gpu)
+    sm = capability(facts, names, gpu)
     if sm is not None and sm // 10 != 12:
         return []
     where = f"SM{sm}" if sm is not None else "an RTX PRO 6000 or another SM120 GPU"
@@ -107,7 +119,7 @@ def settings_of(facts: LogFacts, *keys: str) -> tuple[Evidence, ...]:
     return tuple(Evidence(f"{key}={facts.settings[key][0]}", facts.settings[key][1]) for key in there)
 
 
-def _capability(facts: LogFacts, names: list[ConfigName], gpu: GpuSpec | None) -> int | None:
+def capability(facts: LogFacts, names: list[ConfigName], gpu: GpuSpec | None) -> int | None:
     """Compute capability of the server's GPU, as 90 or 120, or None where nothing says it."""
     if gpu is not None:
         return gpu.sm

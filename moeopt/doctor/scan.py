@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from moeopt import engines
-from moeopt.engines.log import Event, LogFacts, LogLine
+from moeopt.engines.log import FILE, Event, LogFacts, LogLine
 from moeopt.errors import InvalidInputError
 
 _BLOCK: Final = 1 << 20
@@ -26,6 +26,27 @@ _STARTING_LINES: Final = 200
 COMMON_LINES: Final = (
     LogLine("autotune_done", "FlashInfer autotune", r"FlashInfer autotune completed"),
     LogLine("autotune_begun", "FlashInfer autotune", r"Running FlashInfer autotune"),
+    LogLine("autotune_off", "FlashInfer autotune", r"Skipping FlashInfer autotune because it is disabled"),
+    LogLine("autotune_disagree", "FlashInfer autotune", r"FlashInfer autotune: per-rank caches disagree"),
+    LogLine(
+        "autotune_mismatch",
+        "[Autotuner]",
+        r"\[Autotuner\]: Cache file (?P<path>[^\n]{1,1000}?) was created in a different environment "
+        r"\((?P<what>[^\n]{1,1000}?)\)\. Ignoring",
+    ),
+    LogLine(
+        "autotune_loaded",
+        "[Autotuner]",
+        r"\[Autotuner\]: Loaded (?P<count>\d+) configs from (?P<path>\S{1,1000})",
+    ),
+    LogLine(
+        "dense",
+        "default W8A8 Block",
+        r"Using default W8A8 Block (?P<kind>FP8|INT8) kernel config\."
+        rf"(?:[^\n]{{0,120}}?not found at (?P<asked>{FILE}))?",
+    ),
+    LogLine("mamba", "default Mamba SSU", r"Using default Mamba SSU config"),
+    LogLine("lora", "default LoRA kernel", r"Using default LoRA kernel configs"),
     LogLine(
         "out_of_resource",
         "out of resource",

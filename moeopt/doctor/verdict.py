@@ -11,8 +11,10 @@ from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
 from moeopt.doctor.commands import tune_commands
 from moeopt.doctor.diagnosis import Diagnosis, Finding, LayerState, State, lines_of
-from moeopt.doctor.events import event_findings, misleading_options, shape_findings
+from moeopt.doctor.events import capability, event_findings, misleading_options, shape_findings
+from moeopt.doctor.flashinfer import flashinfer_findings
 from moeopt.doctor.layers import layers_of
+from moeopt.doctor.other_kernels import other_kernel_findings
 from moeopt.doctor.unread import Case, ignored, no_config_line, not_read
 from moeopt.engines import EngineSpec
 from moeopt.engines.log import TELLING, Backend, Event, LogFacts
@@ -55,6 +57,8 @@ def judge_log(
     backend = spec.log.backend(facts, bool(layers))
     findings += [*event_findings(facts, spec), *shape_findings(names, shape, gpu, spec)]
     findings += misleading_options(facts, names, gpu, spec)
+    findings += other_kernel_findings(facts, spec, capability(facts, names, gpu))
+    findings += flashinfer_findings(facts)
     if facts.starts > 1:
         message = f"The log holds {facts.starts} server starts: the last, from line {facts.start_line}, is judged."
         findings.append(Finding("note", "starts", message))

@@ -223,6 +223,7 @@ class ServerLog:
         ignoring: A mode that ignores the files.
         flashinfer: FlashInfer's kernels, where they can stand in.
         misleading: Options that mislead.
+        dense: Where files of the engine's dense GEMM kernel lie, and which kernel comes before it: a sentence.
     """
 
     lines: tuple[LogLine, ...]
@@ -241,3 +242,4 @@ class ServerLog:
     ignoring: IgnoringMode | None = None
     flashinfer: FlashInferTuning | None = None
     misleading: tuple[MisleadingOption, ...] = ()
+    dense: str = ""

@@ -195,7 +195,7 @@ _LOG: Final = ServerLog(
         LogLine(
             "backend",
             "as MoE runner",
-            r"Use (?P<backend>\w+) as MoE runner backend on (?P<gpu>[\w/]+)",
+            r"Use (?P<backend>\w+) as MoE runner backend(?: on (?P<gpu>[\w/]+))?",
             before_start=True,
         ),
         LogLine(
@@ -205,7 +205,7 @@ _LOG: Final = ServerLog(
             before_start=True,
         ),
         LogLine("sum_allreduce_flag", "--enable-fused-moe", r"--enable-fused-moe-sum-all-reduce", before_start=True),
-        LogLine("ct_marlin", "CompressedTensorsWNA16", r"Using CompressedTensorsWNA16(?:Marlin)?MoEMethod"),
+        LogLine("ct_marlin", "CompressedTensorsWNA16", r"Using CompressedTensorsWNA16MarlinMoEMethod"),
         LogLine("no_configs", "No such file", r"No such file or directory: '(?P<path>[^'\n]{1,1000}/configs)'"),
         LogLine("ready", "fired up and ready", r"The server is fired up and ready"),
     ),
@@ -253,6 +253,7 @@ _LOG: Final = ServerLog(
         message="Deterministic inference makes SGLang ignore every MoE config file, and run 64/64/32 at all batch "
         "sizes.",
     ),
+    dense="Its files are those of the package alone (kernels/ops/gemm/configs): no variable names another directory.",
     flashinfer=FlashInferTuning("moe_runner_backend", _FLASHINFER, "disable_flashinfer_autotune"),
     misleading=(
         MisleadingOption(

@@ -147,15 +147,16 @@ _LOG: Final = ServerLog(
         LogLine(
             "backend",
             "MoE",
-            r"Using '?(?P<backend>[\w ]{2,60}?)'? (?P<kind>Unquantized|Fp8|NvFp4|WNA16|Mxfp4|MxFp8|Int8|W4A8) MoE "
-            r"(?:LoRA )?backend",
+            r"Using '?(?P<backend>[\w ]{2,60}?)'? (?P<kind>Unquantized|Fp8|NvFp4|WNA16|Mxfp4|MxFp8|W4A8 Int8|W4A8|Int8"
+            r"|Humming) MoE (?:LoRA )?backend",
         ),
+        # 0.8 to 0.17: "kernels for Fp8MoEMethod", "backend for FP8 MoE".
         LogLine(
             "backend",
             "MoE",
-            r"Using (?P<backend>[\w ]{2,60}?) (?:kernels?|backend) for (?P<kind>[\w ]{2,30}) MoE",
+            r"Using (?P<backend>[\w ]{2,60}?) (?:kernels?|backend) for (?P<kind>[A-Za-z0-9]{2,40}?)(?:Fused)? ?MoE",
         ),
-        # Marlin methods of versions before WNA16 had backends (0.20).
+        # Marlin's method of versions before WNA16 had backends (0.27).
         LogLine("marlin", "Marlin", r"Using CompressedTensorsWNA16MarlinMoEMethod"),
         LogLine("marlin", "_marlin kernel", r"Using (?P<kind>awq|gptq)_marlin kernel"),
         LogLine(
@@ -192,6 +193,8 @@ _LOG: Final = ServerLog(
     backend=_backend,
     deployment=_deployment,
     triton_option=_triton_option,
+    dense="DeepGEMM and CUTLASS come before it; its files are those of the package alone (quantization/utils/configs), "
+    "which VLLM_TUNED_CONFIG_FOLDER does not change.",
     # An NVFP4 model may have unquantised layers for multi-token prediction.
     mixes=True,
     kinds={
