@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def compile_space(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
     given: o.ShapeOptions = o.NO_SHAPE,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help=f"The GPU to compile for: {o.GPU_SPEC}.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
     kernel: Annotated[str, typer.Option("--kernel", help=o.KERNELS)] = "builtin",

@@ -22,6 +22,7 @@ from moeopt.tuning.options import TuneRequest
 ENGINES: Final = " or ".join(engines.names())
 TARGETS: Final = " or ".join(f"{name}:DIR" for name in engines.names())
 _SCHEMES: Final = " or ".join(", ".join(DTYPES).rsplit(", ", 1))
+GPU_SPEC: Final = "its name, key=value,... or a TOML file of its data sheet"
 KERNELS: Final = f"builtin, {', '.join(engines.names())} or auto."
 
 StorageOption = Annotated[
