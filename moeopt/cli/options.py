@@ -49,9 +49,14 @@ class ShapeOptions:
     model: Annotated[
         Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
     ] = None
-    engine: Annotated[str, typer.Option("--engine", help=f"Whose rules give E and N of a model: {ENGINES}.")] = (
-        engines.DEFAULT
-    )
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help=f"Whose rules give E and N of a model, and whose kernel auto takes: {ENGINES}. "
+            f"Default: {engines.DEFAULT} for a model, auto takes what is installed.",
+        ),
+    ] = None
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")] = 1
     ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")] = 1
     fuse_shared: Annotated[
@@ -75,7 +80,16 @@ class ShapeOptions:
 
     def given(self) -> bool:
         """Whether any of them was given; an engine alone says nothing of a shape."""
-        return replace(self, engine=ShapeOptions.engine) != ShapeOptions()
+        return replace(self, engine=None) != ShapeOptions()
+
+    @property
+    def engine_name(self) -> str:
+        """The engine that was named, else the default.
+
+        Raises:
+            InvalidInputError: There is no such engine.
+        """
+        return engines.get(self.engine or engines.DEFAULT).name
 
     def resolve(self) -> tuple[MoEShape, list[str]]:
         """The shape, and for a model the lines that say which key each number came from.
@@ -83,13 +97,13 @@ class ShapeOptions:
         Raises:
             InvalidInputError: Too little was given, or it does not fit together.
         """
-        engines.get(self.engine)
+        engine = self.engine_name
         if self.model is not None:
             from moeopt.models import shape_from_model
 
             shape, derivation = shape_from_model(
                 self.model,
-                engine=self.engine,
+                engine=engine,
                 tp=self.tp,
                 ep=self.ep,
                 dtype=self.dtype,

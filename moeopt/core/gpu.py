@@ -181,13 +181,13 @@ _RATES: Final = ("bandwidth_gbps", "bf16_tflops", "fp8_tflops", "int8_tops")
 _REGISTERS: Final = 65536
 
 
-def _of_architecture(capability: Any) -> dict[str, int]:
+def _of_architecture(capability: Any) -> dict[str, Any]:
     """What all GPUs of a compute capability have, as far as it is known."""
     try:
         architecture = architecture_of(checked(capability, tuple[int, int], "compute_capability"))
     except InvalidInputError:
         return {}  # the field's own check says so
-    out = {"registers_per_multiprocessor": _REGISTERS}
+    out: dict[str, Any] = {"registers_per_multiprocessor": _REGISTERS}
     if architecture.shared_kib is not None and architecture.warps is not None:
         block, multiprocessor = (kib * 1024 for kib in architecture.shared_kib)
         out["shared_memory_per_block_optin"] = block
