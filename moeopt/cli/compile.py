@@ -56,7 +56,7 @@ def compile_space(
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU to compile for, such as --gpu "NVIDIA H200"')
     target = GpuSpec.named(name)
-    chosen = get_kernel(kernel, engine=given.engine)
+    chosen = get_kernel(kernel, engine=given.named_engine)
     searched = SearchSpace.named(space, shape)
     path = out or Path(f"{target.name.replace(' ', '-')}-{shape.slug()}-{chosen.key.name}-{space}-compiled.jsonl.gz")
     if not path.name.endswith(".jsonl.gz"):

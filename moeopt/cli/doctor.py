@@ -51,7 +51,7 @@ def doctor(
         checked = guess_engine(config_dir)
     given = replace(given, engine=checked or given.engine)
     if given.model is not None and facts is not None:
-        log_tp, log_ep = engines.get(given.engine_name).log.parallel(facts)
+        log_tp, log_ep = engines.get(given.engine).log.parallel(facts)
         given = replace(given, tp=log_tp if given.tp == 1 else given.tp, ep=log_ep if given.ep == 1 else given.ep)
     shape, no_shape = None, None
     try:

@@ -42,9 +42,9 @@ def suggest_configs(
         raise InvalidInputError('--gpu is missing: name the GPU, such as --gpu "NVIDIA GeForce RTX 5090"')
     target = GpuSpec.named(name)
     sizes = choose_batch_sizes(o.parse_batch_sizes(batch_sizes))
-    mode: Literal["split", "joint"] = "split" if engines.get(given.engine_name).split else "joint"
-    found = suggest(shape, target, sizes, space=space, mode=mode, engine=given.engine_name)
-    paths = write_suggestions(given.engine_name, out, shape, target, triton or version("triton"), found)
+    mode: Literal["split", "joint"] = "split" if engines.get(given.engine).split else "joint"
+    found = suggest(shape, target, sizes, space=space, mode=mode, engine=given.engine)
+    paths = write_suggestions(given.engine, out, shape, target, triton or version("triton"), found)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"UNMEASURED: ranked for {target.name} by a cost model; tune on the GPU before you rely on it")
     for m, s in sorted(found.items()):

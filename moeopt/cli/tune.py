@@ -84,7 +84,7 @@ def tune(
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report.")] = None,
 ) -> None:
     """Find the fastest launch configs for a shape, per batch size, and write the engines' files."""
-    for_engine = given.engine_name if given.engine else None
+    engines.get(given.engine)
     file = o.read_study(study, given)
     request, lines = o.read_request(file, given, options.gpu)
     console = Console(soft_wrap=True, highlight=False)
@@ -101,7 +101,7 @@ def tune(
     if report is not None:
         check_plots()
     # Everything that can be refused is looked at before a GPU is touched.
-    for_engine = exports[0][0] if exports else for_engine
+    for_engine = exports[0][0] if exports else given.named_engine
     request = request.with_options(options.given() | ({"engine": for_engine} if for_engine else {}))
     with open_tune(request) as tuner:
         console.print(tuner.device.spec.provenance.source, markup=False)

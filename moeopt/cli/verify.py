@@ -61,7 +61,7 @@ def verify_command(
     ] = None,
 ) -> None:
     """Let default, existing and tuned configs take turns, and keep what is better than noise."""
-    engine = given.engine_name
+    engine = engines.get(given.engine).name
     check_file(json_path)
     if export is not None:
         check_writable(export)
