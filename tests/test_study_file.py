@@ -54,6 +54,8 @@ def test_there_are_studies_and_recordings() -> None:
             "study file key 'tuning' is unknown: the keys are description, export,",
         ),
         (SHAPE + "[tune]\nbatches = [1]\n", r"\[tune\] key 'batches' is unknown: the keys are batch_sizes,"),
+        (SHAPE + "[tune]\nuse_tma = true\n", r"\[tune\] key 'use_tma' is unknown: the keys are batch_sizes,"),
+        (SHAPE + "use_tma = true\n", "shape key 'use_tma' is unknown"),
         (SHAPE + "[tune]\ntrials = 'many'\n", "trials is 'many': give a whole number of at least 1"),
         (SHAPE + "[tune]\ntrials = true\n", "trials"),
         (SHAPE + "[tune]\nmode = 'x'\n", "mode 'x' is unknown"),

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def compile_space(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
     given: o.ShapeOptions = o.NO_SHAPE,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU to compile for, by name.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help=f"The GPU to compile for: {o.GPU_SPEC}.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
     kernel: Annotated[str, typer.Option("--kernel", help=o.KERNELS)] = "builtin",
@@ -56,7 +56,7 @@ def compile_space(
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU to compile for, such as --gpu "NVIDIA H200"')
     target = GpuSpec.named(name)
-    chosen = get_kernel(kernel, engine=given.rules if kernel == "auto" else None)
+    chosen = get_kernel(kernel, engine=given.named_engine)
     searched = SearchSpace.named(space, shape)
     path = out or Path(f"{target.name.replace(' ', '-')}-{shape.slug()}-{chosen.key.name}-{space}-compiled.jsonl.gz")
     if not path.name.endswith(".jsonl.gz"):

@@ -58,7 +58,7 @@ def doctor(
         checked = engine_of(facts)
     if checked is None and config_dir is not None:
         checked = guess_engine(config_dir)
-    given = replace(given, engine=checked or given.engine)
+    given = replace(given, engine=checked or given.engine, engine_given=checked is not None)
     request = given.request()
     if request is not None and facts is not None:
         request = request.laid_out(engines.get(given.rules).log.deployment(facts))

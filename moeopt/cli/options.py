@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ENGINES: Final = " or ".join(engines.names())
 TARGETS: Final = " or ".join(f"{name}:DIR" for name in engines.names())
 _SCHEMES: Final = " or ".join(", ".join(DTYPES).rsplit(", ", 1))
+_GIVEN: Final = "engine_given"
+GPU_SPEC: Final = "its name, key=value,... or a TOML file of its data sheet"
 KERNELS: Final = f"builtin, {', '.join(engines.names())} or auto."
 
 StorageOption = Annotated[
@@ -52,9 +54,11 @@ class ShapeOptions:
         Path | None, typer.Option("--model", help="A model's directory or config.json: the shape is read from it.")
     ] = None
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", help=f"Whose rules give E and N of a model: {ENGINES}. Default: {engines.DEFAULT}."),
-    ] = None
+        str,
+        typer.Option(
+            "--engine", help=f"Whose rules give E and N of a model, and if given whose kernel auto takes: {ENGINES}."
+        ),
+    ] = engines.DEFAULT
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel size, with --model.")] = 1
     ep: Annotated[int, typer.Option("--ep", help="Expert-parallel size, with --model.")] = 1
     fuse_shared: Annotated[
@@ -75,15 +79,25 @@ class ShapeOptions:
     group_size: Annotated[
         int | None, typer.Option("--group-size", help="Weights per scale of a weight-only scheme.")
     ] = None
+    engine_given: bool = False
 
     def given(self) -> bool:
         """Whether any of them was given; an engine alone says nothing of a shape."""
-        return replace(self, engine=None) != ShapeOptions()
+        return replace(self, engine=ShapeOptions.engine, engine_given=False) != ShapeOptions()
 
     @property
     def rules(self) -> str:
         """The engine whose rules count."""
-        return engines.get(self.engine or engines.DEFAULT).name
+        return engines.get(self.engine).name
+
+    @property
+    def named_engine(self) -> str | None:
+        """The engine, where ``--engine`` was given.
+
+        Raises:
+            InvalidInputError: There is no such engine.
+        """
+        return engines.get(self.engine).name if self.engine_given else None
 
     def for_engine(self, wanted: Collection[str] = ()) -> ShapeOptions:
         """A copy with an engine where none was given: the one that is wanted, else the first that can load the model.
@@ -91,7 +105,7 @@ class ShapeOptions:
         Args:
             wanted: Engines whose files are to be written.
         """
-        if self.engine is not None or self.model is None:
+        if self.engine_given or self.model is None:
             return self
         names = list(dict.fromkeys(wanted)) or engines.names()
         for name in names:
@@ -182,17 +196,25 @@ def with_groups(command: Callable[..., None], *, without: Collection[str] = ()) 
             parameters.append(parameter)
             continue
         hints = inspect.get_annotations(kind, eval_str=True)  # type: ignore[arg-type]  # a type, as annotations are
-        mine = [field for field in fields(kind) if field.name not in without]
+        mine = [field for field in fields(kind) if field.name not in (*without, _GIVEN)]
         groups[parameter.name] = kind, [field.name for field in mine]
         how = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters += [inspect.Parameter(f.name, how, default=f.default, annotation=hints[f.name]) for f in mine]
 
     @functools.wraps(command)
-    def wrapped(**values: Any) -> None:
-        command(**{n: kind(**{f: values.pop(f) for f in names}) for n, (kind, names) in groups.items()}, **values)
+    def wrapped(ctx: typer.Context, **values: Any) -> None:
+        made = {}
+        for name, (kind, names) in groups.items():
+            made[name] = kind(**{field: values.pop(field) for field in names})
+            source = ctx.get_parameter_source("engine")
+            if isinstance(made[name], ShapeOptions) and source is not None and source.name == "COMMANDLINE":
+                made[name] = replace(made[name], **{_GIVEN: True})
+        command(**made, **values)
 
     # Set on the function itself: functools.wraps would let inspect and typing look through to the command.
     del wrapped.__wrapped__
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters.insert(0, context)
     wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by inspect
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return wrapped

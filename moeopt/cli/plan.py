@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def plan(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML).", show_default=False)] = None,
     given: o.ShapeOptions = o.NO_SHAPE,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="A GPU by name, or cuda:0 for the one here.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help=f"cuda:0 for the GPU here, or {o.GPU_SPEC}.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str | None, typer.Option("--space", help="grid or wide.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", help="Launch configs per batch size and role.")] = None,
@@ -59,8 +59,9 @@ def plan(
     )
     console.print(f"memory  {_memory(made)}")
     if made.seconds is not None and made.compiled_seconds is not None:
+        processes = f"{made.cores} compile process{'es' if made.cores > 1 else ''}"
         console.print(
-            f"time    about {made.seconds:.0f} s with {made.cores} compile processes, {made.compiled_seconds:.0f} s if "
+            f"time    about {made.seconds:.0f} s with {processes}, {made.compiled_seconds:.0f} s if "
             "moeopt compile has filled Triton's cache before (estimates, not measured)"
         )
     for name, plan in made.engines.items():

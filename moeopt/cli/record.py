@@ -61,7 +61,7 @@ def record(
     shape = file.shape if file is not None else given.resolve()[0]
     sizes = choose_batch_sizes(o.parse_batch_sizes(batch_sizes))
     console = Console(soft_wrap=True, highlight=False)
-    options = DeviceOptions(kernel=kernel, routing=routing, workers=workers)
+    options = DeviceOptions(kernel=kernel, engine=given.named_engine, routing=routing, workers=workers)
     end_on_sigterm()
     with open_device(gpu, shape, options, batch_sizes=sizes) as device:
         console.print(device.spec.provenance.source, markup=False)

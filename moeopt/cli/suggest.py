@@ -25,7 +25,7 @@ def suggest_configs(
     out: Annotated[Path, typer.Argument(help="A new directory for the config files.")],
     study: Annotated[Path | None, typer.Option("--study", help="Take shape and GPU from a study file.")] = None,
     given: o.ShapeOptions = o.NO_SHAPE,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU by name; it need not be here.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help=f"The GPU, which need not be here: {o.GPU_SPEC}.")] = None,
     batch_sizes: o.BatchSizesOption = None,
     space: Annotated[str, typer.Option("--space", help="grid or wide.")] = "grid",
     triton: Annotated[
@@ -40,7 +40,7 @@ def suggest_configs(
     name = gpu or (file.tune.gpu if file is not None else None)
     if name is None:
         raise InvalidInputError('--gpu is missing: name the GPU, such as --gpu "NVIDIA GeForce RTX 5090"')
-    target = GpuSpec.by_name(name)
+    target = GpuSpec.named(name)
     sizes = choose_batch_sizes(o.parse_batch_sizes(batch_sizes))
     mode: Literal["split", "joint"] = "split" if engines.get(given.rules).split else "joint"
     found = suggest(shape, target, sizes, space=space, mode=mode, engine=given.rules)

@@ -19,6 +19,7 @@ from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
+from moeopt.report.html import check_plots
 from moeopt.result import TuneResult
 from moeopt.tuning.options import parse_timeout
 from moeopt.tuning.plan import other_shape
@@ -87,7 +88,7 @@ def tune(
 ) -> None:
     """Find the fastest launch configs for a shape, per batch size, and write the engines' files."""
     exports = [_parse_export(text) for text in export or ()]
-    _, given = given.rules, given.for_engine([name for name, _ in exports])
+    named, given = given.named_engine, given.for_engine([name for name, _ in exports])
     file = o.read_study(study, given)
     request, lines = o.read_request(file, given, options.gpu)
     console = Console(soft_wrap=True, highlight=False)
@@ -101,9 +102,11 @@ def tune(
         refuse_unmeasured(directory)
     check_file(json_path)
     check_file(report)
+    if report is not None:
+        check_plots()
     # Everything that can be refused is looked at before a GPU is touched.
-    engine = {"engine": exports[0][0]} if exports else {}
-    request = request.with_options({**options.given(), **engine})
+    for_engine = exports[0][0] if exports else named
+    request = request.with_options(options.given() | ({"engine": for_engine} if for_engine else {}))
     with open_tune(request) as tuner:
         console.print(tuner.device.spec.provenance.source, markup=False)
         end_on_sigterm()
@@ -138,10 +141,13 @@ def print_result(console: Console, result: TuneResult, *, legal: int) -> None:
     wide.print(table)
     c = result.counts
     reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(c.reasons.items()))
+    others = f", {c.elsewhere} by other processes" if c.elsewhere else ""
+    kinds = ", ".join(f"{c.stored[kind]} {kind}" for kind in ("timed", "rejected", "failed") if c.stored.get(kind))
+    before = f" ({kinds})" if kinds else ""
     left_out = "do not fit the GPU" + (" or are not in the recording" if result.info.recorded else "")
     console.print(
-        f"{c.measured} timed now ({c.raced_out} of them raced out), {c.resumed} from the study database, "
-        f"{c.rejected} rejected after compiling, {c.failed} failed{f' ({reasons})' if reasons else ''}; "
+        f"{c.measured} timed now ({c.raced_out} of them raced out{others}), {c.resumed} from the study database{before}"
+        f", {c.rejected} rejected after compiling, {c.failed} failed{f' ({reasons})' if reasons else ''}; "
         f"{c.unique_compiled} distinct configs; {c.infeasible} of {c.space} {left_out}; {result.wall_s:.1f} s",
         markup=False,
     )

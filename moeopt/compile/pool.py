@@ -21,13 +21,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from moeopt.compile import worker
 from moeopt.compile.binary import TensorCore
 from moeopt.compile.failure_memo import FailureMemo, triton_cache_dir
+from moeopt.compile.logs import keep_log, remove_stale_logs, running_log
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape, Role
 from moeopt.core.trial import Failure, Resources
@@ -195,7 +196,7 @@ class CompilePool:
                 return task.future
             self.counts.asked += 1
             number = next(self._order)
-            log_path = self.log_dir / f"{os.getpid()}-{id(self) & 0xFFFFFF:x}-{number}.log"
+            log_path = running_log(self.log_dir, f"{id(self) & 0xFFFFFF:x}-{number}")
             task = _Task(config, role, batch_size, specialisation, Future(), priority, log_path)
             self._known[task.key] = task
             failure = self._memo.get(self._memo_key(task))
@@ -242,6 +243,7 @@ class CompilePool:
         if self._thread is None:
             try:
                 self.log_dir.mkdir(parents=True, exist_ok=True)
+                remove_stale_logs(self.log_dir)
             except OSError as error:
                 raise DeviceError(
                     f"compiled kernels cannot be kept in {self.cache_dir} ({error.strerror}: {error.filename}): set "
@@ -342,7 +344,7 @@ class CompilePool:
             self._deliver(task, result, remember=isinstance(result, worker.Binary) or result.reason == "compile")
         elif overdue is not None:
             self.counts.seconds.append(elapsed)
-            self._deliver(task, Failure("timeout", overdue, _kept(task.log_path)))
+            self._deliver(task, Failure("timeout", overdue))
         else:
             self._died(task, error)
         if error is not None or overdue is not None:
@@ -361,10 +363,11 @@ class CompilePool:
             message = "the compiler was killed twice (SIGKILL), most likely for lack of memory"
         else:
             message = worker.one_line(f"the compiler died ({sign or type(error).__name__})", task.log_path)
-        self._deliver(task, Failure("compile", message, _kept(task.log_path)), remember=sign not in (None, "SIGKILL"))
+        self._deliver(task, Failure("compile", message), remember=sign not in (None, "SIGKILL"))
 
     def _deliver(self, task: _Task, result: worker.Binary | Failure, *, remember: bool = True) -> None:
         if isinstance(result, Failure):
+            result = replace(result, log=keep_log(task.log_path))
             self.counts.failed += 1
             if remember:
                 self._memo.add(self._memo_key(task), result)
@@ -444,7 +447,3 @@ def _signal_of(error: BaseException) -> str | None:
     """The signal in loky's words for a dead process, such as ``{SIGSEGV(-11)}``."""
     match = re.search(r"\{(SIG\w+)\(-?\d+\)|\{(EXIT\(\d+\))", str(error))
     return (match[1] or match[2]) if match else None
-
-
-def _kept(path: Path) -> str | None:
-    return str(path) if path.exists() else None

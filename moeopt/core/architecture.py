@@ -28,6 +28,8 @@ class Architecture:
             accelerator (TMA).
         mma_rate: Share of the data sheet's rate that mma has; less than 1 where the sheet counts another instruction.
         reserved_shared_bytes: Shared memory that the driver keeps for itself in every block.
+        shared_kib: KiB of shared memory that a block may ask for and that a multiprocessor has; None if unknown.
+        warps: Resident warps of a multiprocessor, at most; None if unknown.
     """
 
     max_blocks_per_sm: int = 32
@@ -36,18 +38,20 @@ class Architecture:
     dependent_launch: bool = True
     mma_rate: float = 1.0
     reserved_shared_bytes: int = 1024
+    shared_kib: tuple[int, int] | None = None
+    warps: int | None = None
 
 
 ARCHITECTURES: Final[dict[Capability, Architecture]] = {
-    (8, 0): Architecture(32, fp8=False, dependent_launch=False),
-    (8, 6): Architecture(16, fp8=False, dependent_launch=False),
-    (8, 7): Architecture(16, fp8=False, dependent_launch=False),
-    (8, 9): Architecture(24, dependent_launch=False),
-    (9, 0): Architecture(32, "wgmma", mma_rate=0.62),
-    (10, 0): Architecture(32, "tcgen05"),
-    (10, 3): Architecture(32, "tcgen05"),
-    (12, 0): Architecture(24),
-    (12, 1): Architecture(24),
+    (8, 0): Architecture(32, fp8=False, dependent_launch=False, shared_kib=(163, 164), warps=64),
+    (8, 6): Architecture(16, fp8=False, dependent_launch=False, shared_kib=(99, 100), warps=48),
+    (8, 7): Architecture(16, fp8=False, dependent_launch=False, shared_kib=(163, 164), warps=48),
+    (8, 9): Architecture(24, dependent_launch=False, shared_kib=(99, 100), warps=48),
+    (9, 0): Architecture(32, "wgmma", mma_rate=0.62, shared_kib=(227, 228), warps=64),
+    (10, 0): Architecture(32, "tcgen05", shared_kib=(227, 228), warps=64),
+    (10, 3): Architecture(32, "tcgen05", shared_kib=(227, 228), warps=64),
+    (12, 0): Architecture(24, shared_kib=(99, 100), warps=48),
+    (12, 1): Architecture(24, shared_kib=(99, 100), warps=48),
 }
 
 

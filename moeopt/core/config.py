@@ -7,7 +7,7 @@ surrogate's features, a trial in the database and a claim are all derived from t
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -92,8 +92,7 @@ class LaunchConfig:
             if key not in values:
                 raise InvalidInputError(f"launch config key {key!r} is missing in {dict(data)!r}")
         for key, value in values.items():
-            if key not in PARAMETERS:
-                raise InvalidInputError(f"launch config key {key!r} is unknown: the keys are {', '.join(PARAMETERS)}")
+            check_parameters([key], "launch config")
             PARAMETERS[key].check(value)
         return cls(**{CONFIG_KEYS[k]: v for k, v in values.items()})
 
@@ -121,6 +120,16 @@ CONFIG_KEYS: Final[Mapping[str, str]] = {Parameter.of(f.metadata).key: f.name fo
 REQUIRED_KEYS: Final = tuple(key for key, row in PARAMETERS.items() if row.required)
 # Key -> column of a table of configs.
 COLUMN: Final[Mapping[str, int]] = {key: i for i, key in enumerate(PARAMETERS)}
+
+
+def check_parameters(keys: Iterable[str], what: str, known: Collection[str] = PARAMETERS) -> None:
+    """Raises InvalidInputError for a key that is none of a config's, such as the name of its field."""
+    for key in keys:
+        if key not in known:
+            field_of = next((k for k, name in CONFIG_KEYS.items() if name == key and k in known), None)
+            hint = f"give {field_of}" if field_of else f"the keys are {', '.join(known)}"
+            raise InvalidInputError(f"{what} key {key!r} is unknown: {hint}")
+
 
 _numbers = operator.attrgetter(*CONFIG_KEYS.values())
 

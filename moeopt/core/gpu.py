@@ -1,4 +1,4 @@
-"""GPUs and their limits: a table by name, and detection of what is present."""
+"""GPUs and their limits: by name, by hand, or as torch finds them here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from moeopt.core.architecture import Architecture, architecture_of
-from moeopt.core.fields import Rate, Size, check_fields
+from moeopt.core.fields import Rate, Size, check_fields, checked
+from moeopt.core.gpu_by_hand import EXAMPLE, is_by_hand, read_by_hand
+from moeopt.core.gpu_names import name_key, names_like, part_of
+from moeopt.core.gpu_table import ALIASES, MIG_MULTIPROCESSORS, ROWS
 from moeopt.errors import DeviceError, InvalidInputError, UnknownGpuError
 
 
@@ -68,7 +71,9 @@ class GpuSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GpuSpec:
-        """A GPU from a recording's header: unknown fields are taken from the table by name.
+        """A GPU from a recording's header or a description by hand: unknown keys do not count.
+
+        What is not given is as the compute capability has it, or the table by the name or by ``like``.
 
         Raises:
             UnknownGpuError: The mapping is not complete and the name is not in the table.
@@ -77,39 +82,51 @@ class GpuSpec:
         if not isinstance(data, Mapping):
             raise InvalidInputError(f"gpu is {data!r}: a mapping of its fields is expected")
         values = {name: value for name, value in data.items() if name in known}
-        base = GPUS.get(_key(str(values.get("name", ""))))
-        if base is not None:
-            values = {**asdict(base), **values}
-        missing = [name for name in known if name not in values and name not in _OPTIONAL]
+        name = str(values.get("name", ""))
+        base = GPUS.get(name_key(name))
+        like = asdict(base) if base is not None else _part(name, _count(values.get("multiprocessors"))) or {}
+        if data.get("like") is not None:
+            like = asdict(cls.by_name(str(data["like"])))
+        values = {**_of_architecture(values.get("compute_capability")), **like, **values}
+        missing = [key for key in known if key not in values and key not in _OPTIONAL]
         if missing:
             raise UnknownGpuError(
-                f"GPU {values.get('name')!r} is not in the table and {missing[0]!r} is not given: "
-                f"known GPUs are {', '.join(sorted({g.name for g in GPUS.values()}))}"
+                f"GPU {values.get('name')!r} is not in the table and {missing[0]!r} is not given: give it, as in "
+                f"{EXAMPLE}"
             )
         return cls(**values)
 
     @classmethod
     def by_name(cls, name: str) -> GpuSpec:
-        """A GPU of the table. Case and the NVIDIA prefix do not matter.
+        """A GPU of the table, or a MIG instance or virtual GPU of one. Case and the NVIDIA prefix do not matter.
 
         Raises:
-            UnknownGpuError: The table has no such GPU.
+            UnknownGpuError: The table has no such GPU, or not how many multiprocessors such an instance has.
         """
-        spec = GPUS.get(_key(name))
-        if spec is None:
-            raise UnknownGpuError(
-                f"GPU {name!r} is unknown: known GPUs are {', '.join(sorted({g.name for g in GPUS.values()}))}"
-            )
-        return spec
+        if (spec := GPUS.get(name_key(name))) is not None:
+            return spec
+        part = _part(name)
+        if part is None or "multiprocessors" not in part:
+            raise UnknownGpuError(_unknown(name))
+        return cls(**part)
 
     @classmethod
     def named(cls, name: str | None) -> GpuSpec:
-        """The GPU here that ``cuda:N`` names (the first: None, ``cuda``, ``auto``, ``all``), or one of the table.
+        """The GPU that a text names or describes.
+
+        Args:
+            name: ``cuda:N`` for one here (the first: None, ``cuda``, ``auto``, ``all``), a name of the table, or a
+                description by hand: a TOML file, or ``key=value,...`` with the fields of this class. Shared memory,
+                registers and warps may be left out where the compute capability is known, sizes may have a unit as
+                in ``96MiB``, and ``like`` names a GPU that has whatever is not given.
 
         Raises:
             DeviceError: torch finds no such GPU.
-            UnknownGpuError: The table has no such GPU.
+            InvalidInputError: The description cannot be used.
+            UnknownGpuError: The table has no such GPU, or the description is not complete.
         """
+        if name is not None and is_by_hand(name):
+            return cls.from_dict(read_by_hand(name, [field.name for field in fields(cls)]))
         index = 0 if name in (None, "all") else cuda_index(str(name))
         return cls.by_name(str(name)) if index is None else cls.detect(index)
 
@@ -130,7 +147,8 @@ class GpuSpec:
             raise DeviceError(f"cuda:{index} was asked for and {torch.cuda.device_count()} GPUs are visible")
         p: Any = torch.cuda.get_device_properties(index)  # the stubs lack some of its fields
         major, minor = torch.cuda.get_device_capability(index)
-        known = GPUS.get(_key(p.name))
+        base = GPUS.get(name_key(p.name))
+        known = asdict(base) if base is not None else _part(p.name, p.multi_processor_count) or {}
         return cls(
             name=p.name,
             compute_capability=(major, minor),
@@ -141,10 +159,7 @@ class GpuSpec:
             warps_per_multiprocessor=p.max_threads_per_multi_processor // p.warp_size,
             l2_bytes=p.L2_cache_size,
             memory_bytes=p.total_memory,
-            bandwidth_gbps=known.bandwidth_gbps if known else 0.0,
-            bf16_tflops=known.bf16_tflops if known else 0.0,
-            fp8_tflops=known.fp8_tflops if known else 0.0,
-            int8_tops=known.int8_tops if known else 0.0,
+            **{rate: known.get(rate, 0.0) for rate in _RATES},
             unified_memory=bool(getattr(p, "is_integrated", False)),
         )
 
@@ -157,44 +172,89 @@ def cuda_index(name: str) -> int | None:
     return int(index) if kind == "cuda" and index.isdigit() else None
 
 
+def _count(given: Any) -> int | None:
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
 _OPTIONAL: Final = ("fp8_tflops", "int8_tops", "unified_memory")
+_RATES: Final = ("bandwidth_gbps", "bf16_tflops", "fp8_tflops", "int8_tops")
+_REGISTERS: Final = 65536
 
 
-def _key(name: str) -> str:
-    words = name.lower().replace("_", " ").split()
-    return " ".join(w for w in words if w not in ("nvidia", "geforce"))
+def _of_architecture(capability: Any) -> dict[str, Any]:
+    """What all GPUs of a compute capability have, as far as it is known."""
+    try:
+        architecture = architecture_of(checked(capability, tuple[int, int], "compute_capability"))
+    except InvalidInputError:
+        return {}  # the field's own check says so
+    out: dict[str, Any] = {"registers_per_multiprocessor": _REGISTERS}
+    if architecture.shared_kib is not None and architecture.warps is not None:
+        block, multiprocessor = (kib * 1024 for kib in architecture.shared_kib)
+        out["shared_memory_per_block_optin"] = block
+        out["shared_memory_per_multiprocessor"] = multiprocessor
+        out["warps_per_multiprocessor"] = architecture.warps
+    return out
 
 
 def _table() -> dict[str, GpuSpec]:
-    kib, mib, gib = 1024, 1024**2, 1024**3
-    pro = "NVIDIA RTX PRO 6000 Blackwell"
-    # name, capability, SMs, KiB shared per block and per SM, warps per SM, MiB L2, GiB, GB/s,
-    # dense TFLOP/s of bf16 and fp8, TOP/s of int8 (vendor's data sheets; unified memory last). With fp32
-    # accumulation, which GeForce cards do at half the rate. RTX PRO 6000: 188 SMs x 1,024 FLOP x boost
-    # clock (2.43, 2.617, 2.28 GHz). GB10: a half and a quarter of its dense FP4 rate, the only one published.
-    rows: list[tuple[Any, ...]] = [
-        (f"{pro} Server Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1597, 468, 936, 936),
-        (f"{pro} Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 504, 1008, 1008),
-        (f"{pro} Max-Q Workstation Edition", (12, 0), 188, 99, 100, 48, 128, 96, 1792, 439, 878, 878),
-        ("NVIDIA GeForce RTX 5090", (12, 0), 170, 99, 100, 48, 96, 32, 1792, 210, 419, 838),
-        ("NVIDIA GB10", (12, 1), 48, 99, 100, 48, 24, 128, 273, 125, 250, 250, True),
-        ("NVIDIA B200", (10, 0), 148, 227, 228, 64, 126, 180, 7700, 2250, 4500, 4500),
-        ("NVIDIA H200", (9, 0), 132, 227, 228, 64, 60, 141, 4800, 989, 1979, 1979),
-        ("NVIDIA H200 NVL", (9, 0), 132, 227, 228, 64, 60, 141, 4800, 835, 1671, 1671),
-        ("NVIDIA H100 80GB HBM3", (9, 0), 132, 227, 228, 64, 50, 80, 3350, 989, 1979, 1979),
-        ("NVIDIA H20", (9, 0), 78, 227, 228, 64, 60, 96, 4000, 148, 296, 296),
-        ("NVIDIA H20-3e", (9, 0), 78, 227, 228, 64, 60, 141, 4917, 148, 296, 296),
-        ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163, 164, 64, 40, 80, 2039, 312, 0, 624),
-        ("NVIDIA L40S", (8, 9), 142, 99, 100, 48, 96, 48, 864, 362, 733, 733),
-        ("NVIDIA GeForce RTX 4090", (8, 9), 128, 99, 100, 48, 72, 24, 1008, 165, 330, 660),
-    ]  # fmt: skip
     table = {}
-    for name, cap, sms, block, per_sm, warps, l2, mem, *rates in rows:
-        sizes = block * kib, per_sm * kib, 65536, warps, l2 * mib, mem * gib
-        table[_key(name)] = GpuSpec(name, cap, sms, *sizes, *rates)
-    for alias, name in (("h100", "h100 80gb hbm3"), ("a100", "a100-sxm4-80gb")):
-        table[alias] = table[name]
-    return table
+    for name, capability, multiprocessors, l2, memory, *rates in ROWS:
+        table[name_key(name)] = GpuSpec(
+            name,
+            capability,
+            multiprocessors,
+            **_of_architecture(capability),
+            l2_bytes=l2 * 1024**2,
+            memory_bytes=memory * 1024**3,
+            **dict(zip((*_RATES, "unified_memory"), rates, strict=False)),
+        )
+    return table | {alias: table[name_key(name)] for alias, name in ALIASES.items()}
 
 
 GPUS: Final[Mapping[str, GpuSpec]] = _table()
+
+
+def _part(name: str, multiprocessors: int | None = None) -> dict[str, Any] | None:
+    """What is known of a MIG instance or virtual GPU of a GPU of the table; None where the name is of neither.
+
+    A MIG instance has a share of L2 and bandwidth as of the memory, and rates by its multiprocessors.
+
+    Args:
+        name: As the driver reports it.
+        multiprocessors: Of the part; None for what is known of such a one, without which it has no rates.
+    """
+    part = part_of(name)
+    board = GPUS.get(name_key(part.board)) if part is not None else None
+    if part is None or board is None:
+        return None
+    known = {**asdict(board), "name": " ".join(name.replace("_", " ").split())}
+    if part.slices is None:
+        return {**known, "memory_bytes": min(part.gib * 1024**3, board.memory_bytes)}
+    sizes = MIG_MULTIPROCESSORS.get(board.name, {})
+    count = max((memory for _, memory in sizes), default=8)
+    memory = max(1, min(count, round(count * part.gib * 1024**3 / board.memory_bytes)))
+    share = memory / count
+    known |= {key: int(known[key] * share) for key in ("l2_bytes", "memory_bytes")}
+    known["bandwidth_gbps"] *= share
+    del known["multiprocessors"]
+    if multiprocessors is None and part.whole_instance:
+        multiprocessors = sizes.get((part.slices, memory))
+    if multiprocessors is not None:
+        known["multiprocessors"] = multiprocessors
+        known |= {rate: known[rate] * multiprocessors / board.multiprocessors for rate in _RATES[1:]}
+    return known
+
+
+def _unknown(name: str) -> str:
+    """One line for a name that the table does not have: what may have been meant, and what to do."""
+    by_hand = f"describe it by hand, --gpu {EXAMPLE}"
+    part = part_of(name)
+    if part is not None and name_key(part.board) in GPUS:
+        return (
+            f"{name!r} is a part of {GPUS[name_key(part.board)].name} whose multiprocessors are not known: add them, "
+            f'--gpu "name={name},multiprocessors=N" (nvidia-smi mig -lgip shows them)'
+        )
+    known = list(dict.fromkeys(gpu.name for gpu in GPUS.values()))
+    if like := names_like(part.board if part is not None else name, known):
+        return f"GPU {name!r} is unknown: did you mean {' or '.join(like)}? Else {by_hand}"
+    return f"GPU {name!r} is unknown: known GPUs are {', '.join(sorted(known))}; {by_hand}"

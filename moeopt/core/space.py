@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moeopt.core.config import CONFIG_KEYS, PARAMETERS, REQUIRED_KEYS, LaunchConfig
+from moeopt.core.config import CONFIG_KEYS, PARAMETERS, REQUIRED_KEYS, LaunchConfig, check_parameters
 from moeopt.core.parameters import Value
 from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
@@ -33,8 +33,7 @@ class SearchSpace:
             if not self.values.get(key):
                 raise InvalidInputError(f"search space {self.name!r} has no values for {key}")
         for key, values in self.values.items():
-            if key not in PARAMETERS:
-                raise InvalidInputError(f"search space key {key!r} is unknown: the keys are {', '.join(PARAMETERS)}")
+            check_parameters([key], "search space")
             for value in values:
                 if not PARAMETERS[key].accepts(value):
                     raise InvalidInputError(f"search space value {value!r} of {key} cannot be used: see the grid's")
@@ -59,9 +58,7 @@ class SearchSpace:
         Raises:
             InvalidInputError: A key is unknown.
         """
-        unknown = sorted(set(extras) - set(PARAMETERS))
-        if unknown:
-            raise InvalidInputError(f"search space key {unknown[0]!r} is unknown: the keys are {', '.join(PARAMETERS)}")
+        check_parameters(extras, "search space")
         values = {key: row.values for key, row in PARAMETERS.items() if row.required or key in extras}
         return cls("wide", _without_bad_block_k(values, shape))
 
@@ -70,8 +67,9 @@ class SearchSpace:
         """``grid`` or ``wide``.
 
         Raises:
-            InvalidInputError: Another name was given.
+            InvalidInputError: Another name was given, or a key is unknown.
         """
+        check_parameters(extras, "search space")
         if name == "grid":
             return cls.grid(shape)
         if name == "wide":

@@ -50,4 +50,5 @@ def share(
     def context(cell: Cell) -> TrialContext:
         return store.trial_context(key, cell)
 
-    return SharedDevice(device, job_board(store, key), run, first_seq, context, store.in_database.add)
+    board, stored, elsewhere = job_board(store, key), store.in_database.add, store.timed_elsewhere.add
+    return SharedDevice(device, board, run, first_seq, context, stored, elsewhere)

@@ -59,6 +59,7 @@ class ClaimedJobs:
         self._context = context
         self._retry = retry
         self._done: list[tuple[Claim, Measurement, datetime, datetime]] = []
+        self.timed: set[Job] = set()
 
     @property
     def unsaved(self) -> list[Measurement]:
@@ -85,6 +86,7 @@ class ClaimedJobs:
             with closing(self._device.measure([claim.job for claim in claims], race)) as results:
                 for measurement in results:
                     now = datetime.now()
+                    self.timed.add(measurement.job)
                     self._done.append((by_job[measurement.job], measurement, begun, now))
                     begun = now
                     if time.monotonic() - stored_at > _STORE_EVERY_S:
@@ -116,7 +118,8 @@ class SharedDevice(WrappedDevice):
         run: str,
         first_seq: int,
         context: Callable[[Cell], TrialContext],
-        stored: Callable[[Job], None],
+        stored: Callable[[Job], object],
+        elsewhere: Callable[[Job], object] = lambda job: None,
         *,
         give_up_s: float = 60.0,
     ) -> None:
@@ -128,6 +131,7 @@ class SharedDevice(WrappedDevice):
             first_seq: Number of its first trial.
             context: For the readable attributes of trials.
             stored: Told of each job whose trial is in the database already.
+            elsewhere: Told of each of them that another process has timed.
             give_up_s: How long to wait for a database that is away.
         """
         super().__init__(device)
@@ -135,6 +139,7 @@ class SharedDevice(WrappedDevice):
         self._run = run
         self._seq = first_seq
         self._stored = stored
+        self._elsewhere = elsewhere
         self._retry = retrying(give_up_s)
         self._jobs = ClaimedJobs(board, device, context, self._retry)
         self._heartbeat = Heartbeat(board)
@@ -158,6 +163,8 @@ class SharedDevice(WrappedDevice):
                 for job_id, trial in sorted(results.items()):
                     del outstanding[job_id]
                     self._stored(trial.measurement.job)
+                    if trial.measurement.job not in self._jobs.timed:
+                        self._elsewhere(trial.measurement.job)
                     yield trial.measurement
                 self._heartbeat.wanted = tuple(outstanding)
                 if timed or results:

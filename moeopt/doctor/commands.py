@@ -135,12 +135,15 @@ def _local(path: str, folder: str, fetch: list[str]) -> str:
 
 def _option(spec: EngineSpec, shape: MoEShape | None, request: ModelRequest | None) -> str | None:
     """The option with which the Triton kernel runs, where no log says that it does."""
+    rules, checkpoint = spec.serving, Checkpoint(shape) if shape is not None else None
     if request is not None:
         try:
-            return spec.serving.option(request.derive()[1].checkpoint, None)
+            checkpoint = request.derive()[1].checkpoint
         except InvalidInputError:
-            return None
-    return spec.serving.option(Checkpoint(shape), None) if shape is not None else None
+            checkpoint = None
+    if checkpoint is None or (rules.triton_first and rules.serving(checkpoint, None).reads == "all"):
+        return None
+    return rules.option(checkpoint, None)
 
 
 def _shape_options(shape: MoEShape) -> str:

@@ -79,6 +79,8 @@ class ServingRules:
         serving: The kernel that runs without options for it, from checkpoint and GPU (None where it is not known).
         option: The option with which a version (None is the newest) runs the Triton kernel for a checkpoint; None
             where it needs none or has none.
+        triton_first: Whether Triton runs unless a model or a GPU is an exception, so that no option is needed where
+            the GPU is not known.
         refusal: Why the engine cannot load a checkpoint's experts on a CUDA GPU, or None.
         refined_block: The block into which it cuts that of the scales where it does not divide N on a GPU, from
             (block_n, block_k), N and the hidden size; None where it cannot.
@@ -88,5 +90,6 @@ class ServingRules:
         "all", "the Triton kernel", "the only one"
     )
     option: Callable[[Checkpoint, tuple[int, ...] | None], str | None] = lambda checkpoint, version: None
+    triton_first: bool = True
     refusal: Callable[[Checkpoint], str | None] = lambda checkpoint: None
     refined_block: Callable[[tuple[int, int], int, int], tuple[int, int] | None] = lambda block, n, hidden: None

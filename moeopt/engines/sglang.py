@@ -308,7 +308,7 @@ SGLANG: Final = EngineSpec(
             "moe_runner_backend",
         ),
     ),
-    serving=ServingRules(rules.serving, rules.triton_option, rules.refusal),
+    serving=ServingRules(rules.serving, rules.triton_option, refusal=rules.refusal),
     log=_LOG,
     fuses_shared_experts=True,
 )

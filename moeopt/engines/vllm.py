@@ -231,7 +231,7 @@ VLLM: Final = EngineSpec(
         tp_option="--tensor-parallel-size",
         kept=("data_parallel_size", "enable_expert_parallel", "moe_backend"),
     ),
-    serving=ServingRules(rules.serving, rules.triton_option, rules.refusal, rules.refined_block),
+    serving=ServingRules(rules.serving, rules.triton_option, False, rules.refusal, rules.refined_block),
     log=_LOG,
     more_keys=frozenset({"num_ctas", "SPLIT_K"}),
     fixed_keys={"SPLIT_K": 1},

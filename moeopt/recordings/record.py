@@ -70,6 +70,9 @@ class Recorder:
         if limit is not None and limit < len(configs):
             # An even sample that does not change with the limit: a larger one holds a smaller one.
             configs = sorted(configs, key=_hash)[:limit]
+        roles = [(role, m) for role in ROLES for m in self.batch_sizes]
+        defaults = dict.fromkeys(device.spec.default_config(role, m) for role, m in roles)
+        configs += [config for config in device.spec.candidates(list(defaults)) if config not in set(configs)]
         self.configs = configs
         self.limit = limit
         self._best: dict[Cell, float] = {}

@@ -100,7 +100,7 @@ def _page(result: Outcome, plots: list[str]) -> str:
         "search space": result.space,
         "seed": "-" if result.seed is None else result.seed,
         "wall time": f"{result.wall_s:.1f} s",
-        **{name.replace("_", " "): value for name, value in result.counts.to_dict().items()},
+        **result.counts.facts(),
     }
     rows = [{**row.texts(), "of roofline": row.texts()["roofline"]} for _, row in sorted(result.rows.items())]
     title = f"{result.shape.slug()} on {result.gpu}"
@@ -110,9 +110,14 @@ def _page(result: Outcome, plots: list[str]) -> str:
     return page
 
 
+def check_plots() -> None:
+    """Raises InvalidInputError where plotly, which a report needs, is not installed."""
+    _plotly()
+
+
 def _plotly() -> Any:
     try:
         import plotly.graph_objects
     except ImportError:
-        raise InvalidInputError("plots need plotly: pip install 'moeopt[plots]'") from None
+        raise InvalidInputError("a report's plots need plotly: pip install 'moeopt[plots]'") from None
     return plotly.graph_objects

@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState, create_trial
 
-from moeopt.core.config import PARAMETERS, LaunchConfig
+from moeopt.core.config import PARAMETERS, LaunchConfig, check_parameters
 from moeopt.core.trial import Cell, Job, Measurement
 from moeopt.search.pruner import RacingPruner
 from moeopt.search.race import PrunerRace, quiet_study
@@ -62,6 +62,9 @@ class OptunaStrategy(Strategy):
         self._race = PrunerRace(pruner or RacingPruner(), self.ledger)
         self._batch = batch or max(1, round(problem.trials / _GENERATIONS))
         self._legal = _Legal(problem)
+        for one in _nested(sampler):
+            if isinstance(one, optuna.samplers.PartialFixedSampler):  # which passes over what it does not know
+                check_parameters(one._fixed_params, "fixed parameter", known=self._legal.distributions)
         # GPSampler learns from finished trials with a value alone: it would propose a failure for ever.
         self._failures_need_value = any(isinstance(one, optuna.samplers.GPSampler) for one in _nested(sampler))
         self._studies = {cell: self._make_study(sampler, cell) for cell in problem.cells}

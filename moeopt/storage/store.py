@@ -85,6 +85,7 @@ class StudyStore:
         self._facts: dict[StudyKey, dict[Cell, CellFacts]] = {}  # replaced, never changed: the writer's thread reads it
         self._writers: list[TrialWriter] = []
         self.in_database: set[Job] = set()  # trials that a shared device has stored: the writers pass over them
+        self.timed_elsewhere: set[Job] = set()  # those of them that another process timed
 
     @property
     def display(self) -> str:

@@ -11,7 +11,8 @@ from moeopt.storage.store import StoredTrial, StudyKey, StudyStore
 from moeopt.tuning.assemble import assemble
 from moeopt.tuning.baselines import load_baselines
 from moeopt.tuning.finalists import with_finals
-from moeopt.tuning.outcome import Counts, Outcome
+from moeopt.tuning.outcome import Outcome
+from moeopt.tuning.tally import Tally
 
 
 def kept_finals(store: StudyStore, key: StudyKey, cells: Sequence[Cell]) -> dict[Job, tuple[float, ...]]:
@@ -32,9 +33,10 @@ def load_result(
     cells = store.cells(key)
     trials = store.load(key, cells) if trials is None else trials
     mode: Mode = "joint" if key.mode == "joint" else "split"
-    ledger = Ledger(cells)
+    ledger, tally = Ledger(cells), Tally()
     for found in trials.values():
         ledger.add(trial.measurement for trial in found)
+        tally.resume(trial.measurement for trial in found)
     final = with_finals(ledger, kept_finals(store, key, cells))
     return Outcome(
         shape=key.shape,
@@ -45,7 +47,7 @@ def load_result(
         seed=None,
         wall_s=0.0,
         rows=assemble(mode, final, final.choose(raced_out=True), load_baselines(store, key, cells)),
-        counts=Counts(resumed=sum(map(len, trials.values()))),
+        counts=tally.counts(),
         storage=store.url,
         key=key,
     )

@@ -139,6 +139,9 @@ class Counts:
         unique_compiled: Distinct configs that were compiled.
         resumed: (config, batch size, role) that came from the database and were not timed again.
         reasons: Failures by reason.
+        elsewhere: Of the measured, those that other processes timed: workers, or another tune of the same study.
+        stored: Of those from the database by what they were: ``timed``, ``rejected``, ``failed``, and the (config,
+            role) pairs that had been ``compiled``.
     """
 
     space: int = 0
@@ -151,6 +154,24 @@ class Counts:
     unique_compiled: int = 0
     resumed: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: int = 0
+    stored: Mapping[str, int] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, str]:
+        """What people want to know, by its title: with what an earlier run or another process did."""
+        out = {"configs": str(self.space), "over the GPU's limits": str(self.infeasible)} if self.space else {}
+        for name, now in (
+            ("compiled", self.compiled),
+            ("rejected", self.rejected),
+            ("timed", self.measured),
+            ("failed", self.failed),
+        ):
+            before = self.stored.get(name, 0)
+            out[name] = str(now + before) if not before else f"{now + before} ({now} now, {before} before)"
+        if self.elsewhere:
+            out["timed by other processes"] = str(self.elsewhere)
+        out["raced out now"] = str(self.raced_out)
+        return out | {f"failed: {reason}": str(count) for reason, count in sorted(self.reasons.items())}
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping."""

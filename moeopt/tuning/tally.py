@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import Role
 from moeopt.core.trial import Job, Measurement, Race, never_stop
 from moeopt.measure.base import Device
 from moeopt.tuning.outcome import Counts
+
+_OUTCOMES: Final[Mapping[str, str]] = {"ok": "timed", "raced_out": "timed", "rejected": "rejected", "failed": "failed"}
 
 
 @dataclass
@@ -21,22 +24,34 @@ class Tally:
 
     Attributes:
         status: Measurements by status.
+        elsewhere: Of those that were timed, how many another process timed.
         resumed: Measurements that came from the database.
     """
 
     status: Counter[str] = field(default_factory=Counter)
+    elsewhere: int = 0
     resumed: int = 0
+    _stored: Counter[str] = field(default_factory=Counter)
+    _compiled_before: set[tuple[LaunchConfig, Role]] = field(default_factory=set)
     _compiled: set[tuple[LaunchConfig, Role]] = field(default_factory=set)
     _reasons: Counter[str] = field(default_factory=Counter)
 
-    def add(self, measurement: Measurement) -> None:
-        """Counts a measurement of this run."""
+    def add(self, measurement: Measurement, *, elsewhere: bool = False) -> None:
+        """Counts a measurement of this run, and whether another process timed it."""
+        self.elsewhere += elsewhere and measurement.status in ("ok", "raced_out")
         self.status[measurement.status] += 1
         self._compiled.update((measurement.job.config, role) for role in measurement.resources)
         if measurement.failure is not None and measurement.status == "failed":
             self._reasons[measurement.failure.reason] += 1
 
-    def counts(self, space: int, infeasible: int) -> Counts:
+    def resume(self, measurements: Iterable[Measurement]) -> None:
+        """Counts measurements that came from the database."""
+        for measurement in measurements:
+            self.resumed += 1
+            self._stored[_OUTCOMES[measurement.status]] += 1
+            self._compiled_before.update((measurement.job.config, role) for role in measurement.resources)
+
+    def counts(self, space: int = 0, infeasible: int = 0) -> Counts:
         """As a part of the outcome.
 
         Args:
@@ -54,6 +69,8 @@ class Tally:
             unique_compiled=len({config for config, _ in self._compiled}),
             resumed=self.resumed,
             reasons=dict(self._reasons),
+            elsewhere=self.elsewhere,
+            stored=self._stored | {"compiled": len(self._compiled_before)} if self.resumed else {},
         )
 
 

@@ -139,7 +139,7 @@ class Tuner:
     def _tune(self, run: Run, replay: Replay, writer: TrialWriter, deadline: float | None) -> None:
         for measurements in replay.known.values():
             self._ledger.add(measurements)
-            self._tally.resumed += len(measurements)
+            self._tally.resume(measurements)
         self._baselines.time_defaults(self.options.batch_sizes)
         if not run.finished:
             strategy = self._strategy(replay.known, run.portfolio)
@@ -229,11 +229,11 @@ class Tuner:
             replayed = [memo[job] for job in jobs if job in memo]
             self._ledger.add(replayed)
             strategy.tell(replayed)
-            self._tally.resumed += len(replayed)
+            self._tally.resume(replayed)
             sequence += len(replayed)
             with closing(self._watch.measure(device, [j for j in jobs if j not in memo], strategy.race)) as results:
                 for measurement in results:
-                    self._tally.add(measurement)
+                    self._tally.add(measurement, elsewhere=measurement.job in self.store.timed_elsewhere)
                     self._ledger.add([measurement])
                     writer.put(measurement.job.cell, measurement, tag, sequence)
                     sequence += 1

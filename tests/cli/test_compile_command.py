@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +65,22 @@ def test_an_interrupted_one_keeps_what_it_has(tmp_path: Path, number: signal.Sig
     recording = Recording.load(out)
     assert not recording.header.complete
     assert 1 <= sum(row.status == "ok" for row in recording.rows.values()) < 100
+
+
+@pytest.mark.parametrize(("args", "engine"), [((), None), (("--engine", "vllm"), "vllm")])
+def test_auto_takes_the_engine_that_is_here(
+    monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], engine: str | None
+) -> None:
+    """Unless one is named."""
+    asked: list[tuple[str, str | None]] = []
+
+    def get_kernel(name: str, *, engine: str | None = None) -> NoReturn:
+        asked.append((name, engine))
+        raise InvalidInputError("enough")
+
+    monkeypatch.setattr("moeopt.kernels.get_kernel", get_kernel)
+    CliRunner().invoke(build_app(), ["compile", *SHAPE, "--gpu", "H200", "--kernel", "auto", *args])
+    assert asked == [("auto", engine)]
 
 
 @pytest.mark.parametrize(

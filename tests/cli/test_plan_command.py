@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moeopt.cli import build_app
+from tests.cli.conftest import Run
 
 STUDIES = Path(__file__).parents[2] / "studies"
 RTX_PRO = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
@@ -83,3 +84,38 @@ def test_what_does_not_fit_is_said() -> None:
     shape = ("--experts", "512", "--top-k", "8", "--hidden", "8192", "--intermediate", "4096", "--dtype", "bf16")
     text = plan(*shape, "--gpu", "NVIDIA GeForce RTX 5090")
     assert "more than the GPU's 32 GiB" in text
+
+
+X1 = (
+    'name = "NVIDIA X1"\ncompute_capability = 12.0\nmultiprocessors = 156\nmemory_bytes = "84GiB"\n'
+    'l2_bytes = "112MiB"\n'
+    "bandwidth_gbps = 1344\nbf16_tflops = 400\nfp8_tflops = 800\n"
+)
+SHAPE = ("--experts", "8", "--top-k", "2", "--hidden", "512", "--intermediate", "256", "--dtype", "bf16")
+
+
+@pytest.mark.parametrize("command", ["plan", "suggest", "compile"])
+def test_a_gpu_by_hand_and_a_near_miss(run: Run, tmp_path: Path, command: str) -> None:
+    """What is refused is refused before anything is written; what is taken names the files."""
+    first = ("suggest", "out") if command == "suggest" else (command,)
+    for gpu, said in (
+        ("rtx pro 6000", "did you mean NVIDIA RTX PRO 6000 Blackwell Server Edition or "),
+        ("no.toml", "no.toml: the GPU's file cannot be read"),
+        ("name=X,cores=12", "GPU key 'cores' is unknown"),
+    ):
+        done = run(*first, *SHAPE, "--gpu", gpu)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+    if command != "compile":
+        (tmp_path / "x1.toml").write_text(X1)
+        done = run(*first, *SHAPE, "--gpu", "x1.toml", "--batch-sizes", "8")
+        assert done.returncode == 0, done.stderr
+        assert "device_name=NVIDIA_X1" in done.stdout
+        by_hand = ",".join(line.replace('"', "") for line in X1.splitlines())
+        assert run(command, *(["other"] if command == "suggest" else []), *SHAPE, "--gpu", by_hand).returncode == 0
+
+
+def test_one_compile_process_is_said_in_the_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, said in ((2, "with 1 compile process,"), (8, "with 7 compile processes,")):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        assert said in plan(*SHAPE, "--gpu", "NVIDIA H200")

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from moeopt.errors import InvalidInputError
+from moeopt.tuning.options import TuneRequest
 from tests.cli.conftest import Run
 
 Write = Callable[..., Path]
@@ -63,7 +66,7 @@ def test_a_study_file_tunes_and_exports(run: Run, tiny_recording: Write, tmp_pat
         (["tune", *SHAPE, "--timeout", "soon"], "timeout is 'soon'"),
         (["tune", *SHAPE, "--export", "trt:x"], "--export is 'trt:x': give sglang:DIR or vllm:DIR"),
         (["tune", *SHAPE, "--trials", "0", "--gpu", "recorded:x"], "trials is 0"),
-        (["plan", *SHAPE, "--gpu", "RTX 9090"], "GPU 'RTX 9090' is unknown: known GPUs are"),
+        (["plan", *SHAPE, "--gpu", "RTX 9090"], "GPU 'RTX 9090' is unknown: did you mean NVIDIA GeForce RTX 5090 or "),
         (["record", "x.json", *SHAPE], "must end in .jsonl.gz"),
         (["report", "x.html", "--storage", "none.db"], "none.db"),
     ],
@@ -130,12 +133,71 @@ def test_report_and_version(run: Run, tiny_recording: Write, tmp_path: Path) -> 
     assert "tune" in run("--help").stdout
 
 
+def test_a_resumed_run_says_what_was_timed_before(run: Run, tiny_recording: Write, tmp_path: Path) -> None:
+    args = ("tune", "--gpu", f"recorded:{tiny_recording()}", "--trials", "6", "--batch-sizes", "16")
+    assert run(*args, "--report", "a.html", "--json", "a.json").returncode == 0
+    again = run(*args, "--report", "b.html", "--json", "b.json").stdout
+    assert run("report", "c.html").returncode == 0
+    first, second = (json.loads((tmp_path / f"{x}.json").read_text())["counts"] for x in "ab")
+    timed, failed = first["measured"], first["failed"]
+    assert first["stored"] == {} and timed == 12 and failed > 0
+    assert second["measured"] == second["compiled"] == 0
+    assert second["stored"] == {"timed": timed, "failed": failed, "compiled": first["compiled"]}
+    assert f" {timed + failed} from the study database ({timed} timed, {failed} failed), " in again
+    pages = [(tmp_path / f"{x}.html").read_text() for x in "abc"]
+    row = '<th class="l">{}</th><td class="l">{}</td>'
+    assert row.format("timed", "12") in pages[0]
+    for page in pages[1:]:
+        assert row.format("timed", f"{timed} (0 now, {timed} before)") in page
+        assert row.format("compiled", f"{first['compiled']} (0 now, {first['compiled']} before)") in page
+        assert '<th class="l">measured</th>' not in page
+
+
+def test_a_report_without_plotly_is_refused_before_the_tune(
+    run: Run, tiny_recording: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    done = run("tune", "--gpu", f"recorded:{tiny_recording()}", "--trials", "2", "--report", "r.html")
+    assert done.returncode == 2 and "pip install 'moeopt[plots]'" in done.stderr and done.stdout == ""
+    assert not (tmp_path / "studies").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "engine"),
+    [
+        ([], None),
+        (["--engine", "vllm"], "vllm"),
+        (["--engine", "sglang"], "sglang"),
+        (["--engine", "vllm", "--export", "sglang:out"], "sglang"),
+    ],
+)
+def test_the_engine_is_what_auto_looks_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, args: list[str], engine: str | None
+) -> None:
+    """Also without a model."""
+    asked: list[TuneRequest] = []
+
+    def open_tune(request: TuneRequest) -> NoReturn:
+        asked.append(request)
+        raise InvalidInputError("enough")
+
+    monkeypatch.setattr("moeopt.cli.tune.open_tune", open_tune)
+    assert "enough" in run("tune", *SHAPE, *args).stderr
+    assert asked[0].device.engine == engine
+
+
+def test_an_engine_that_nobody_knows(run: Run) -> None:
+    assert "engine 'tgi' is unknown" in run("tune", *SHAPE, "--engine", "tgi").stderr
+
+
 def test_as_a_process(tiny_recording: Write, tmp_path: Path) -> None:
     """The console script: the status reaches the shell, and a closed pipe is no error."""
-    command = [sys.executable, "-m", "moeopt.cli"]
-    done = subprocess.run([*command, "tune", "none.toml"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "moeopt: none.toml: no such study file; give the path of a TOML file\n"
+    for module in ("moeopt", "moeopt.cli"):
+        command = [sys.executable, "-m", module, "tune", "none.toml"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "moeopt: none.toml: no such study file; give the path of a TOML file\n"
     done = subprocess.run(
         f"{sys.executable} -m moeopt.cli tune --gpu recorded:{tiny_recording()} --trials 2 --storage p.db | true",
         cwd=tmp_path,

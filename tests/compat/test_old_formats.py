@@ -257,7 +257,8 @@ def test_plans(name: str, run: Run, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     new = json.loads((tmp_path / "plan.json").read_text())
-    assert set(new) == set(old)
+    assert set(new) - {"engines"} == set(old)
+    del new["engines"]  # came later
     for estimate in ("estimated_seconds", "estimated_seconds_compiled_before", "cores"):
         assert new[estimate] > 0, "of this machine, and of a cost model that may be fitted anew"
         old[estimate] = new[estimate]

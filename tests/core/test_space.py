@@ -155,3 +155,15 @@ def test_missing_key() -> None:
     del values["num_stages"]
     with pytest.raises(InvalidInputError, match="'mine' has no values for num_stages"):
         SearchSpace("mine", values)
+
+
+def test_a_field_name_is_no_key() -> None:
+    """``use_tma`` is USE_TMA's field: neither is passed over, whichever space."""
+    said = "search space key 'use_tma' is unknown: give USE_TMA"
+    for name in ("grid", "wide"):
+        with pytest.raises(InvalidInputError, match=said):
+            SearchSpace.named(name, BF16, extras=("use_tma",))
+    with pytest.raises(InvalidInputError, match=said):
+        SearchSpace("x", {**SearchSpace.grid(BF16).values, "use_tma": (True,)})
+    with pytest.raises(InvalidInputError, match="launch config key 'use_tma' is unknown: give USE_TMA"):
+        LaunchConfig.from_dict({**CONFIG.to_dict(), "use_tma": True})

@@ -98,6 +98,20 @@ def test_a_part_of_another_recording_is_not_gone_on_with(source: Recording, tmp_
         Recorder(RecordedDevice(source), space_of(source), (1, 16), out).run()
 
 
+def test_the_default_is_recorded_whatever_the_space(source: Recording, tmp_path: Path) -> None:
+    """Else a tune on the recording has nothing to compare with."""
+    space = SearchSpace("few", {**space_of(source).values, "num_stages": (2,), "BLOCK_SIZE_N": (64,)})
+    device = RecordedDevice(source)
+    defaults = {device.spec.default_config(role, m) for role in ROLES for m in (1, 16)}
+    extra = set(device.spec.candidates(list(defaults)))
+    assert extra and not any(space.contains(config) for config in extra)
+    for limit in (None, 2):
+        recording = Recording.load(Recorder(device, space, (1, 16), tmp_path / f"{limit}.jsonl.gz", limit=limit).run())
+        assert extra < set(recording.rows) and len(recording.rows) == len(extra) + (limit or len(space))
+        assert recording.header.complete == (limit is None)
+        assert all(set(recording.rows[config].up.us) == {1, 16} for config in extra)
+
+
 def test_a_sample_is_part_of_a_larger_sample(source: Recording, tmp_path: Path) -> None:
     device, space = RecordedDevice(source), space_of(source)
     small, large = (Recorder(device, space, (1,), tmp_path / f"{n}.jsonl.gz", limit=n) for n in (20, 50))

@@ -25,6 +25,7 @@ from optuna.samplers import (
 from optuna.trial import TrialState
 
 from moeopt.core.trial import Cell, Measurement
+from moeopt.errors import InvalidInputError
 from moeopt.recordings.device import RecordedDevice
 from moeopt.recordings.format import Recording
 from moeopt.search.optuna_strategy import OptunaStrategy
@@ -182,3 +183,19 @@ def test_times_are_found_among_failures(recording: Recording) -> None:
     incumbent = strategy.ledger.incumbent(CELL)
     assert incumbent is not None
     assert incumbent.median_us < 1.1 * best
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("block_size_m", "fixed parameter key 'block_size_m' is unknown: give BLOCK_SIZE_M"),
+        ("use_tma", "fixed parameter key 'use_tma' is unknown: the keys are BLOCK_SIZE_M, "),
+        ("USE_TMA", "fixed parameter key 'USE_TMA' is unknown: the keys are BLOCK_SIZE_M, "),
+    ],
+)
+def test_a_fixed_parameter_that_is_not_searched_is_refused(name: str, said: str, recording: Recording) -> None:
+    """Optuna's own sampler passes over it."""
+    problem = problem_of(recording, cells=(CELL,), trials=TRIALS)
+    with pytest.raises(InvalidInputError, match=said):
+        OptunaStrategy(problem, PartialFixedSampler({name: 16}, RandomSampler()))
+    OptunaStrategy(problem, PartialFixedSampler({"BLOCK_SIZE_M": 16}, RandomSampler()))

@@ -1,0 +1,5 @@
+"""``python -m moeopt``."""
+
+from moeopt.cli import main
+
+main()
