@@ -175,7 +175,8 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping."""
-        return asdict(self)
+        kept = asdict(self)  # in the keys that programs know
+        return {key: value for key, value in kept.items() if key not in ("elsewhere", "stored")}
 
 
 @dataclass(frozen=True)

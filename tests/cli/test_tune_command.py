@@ -140,9 +140,8 @@ def test_a_resumed_run_says_what_was_timed_before(run: Run, tiny_recording: Writ
     assert run("report", "c.html").returncode == 0
     first, second = (json.loads((tmp_path / f"{x}.json").read_text())["counts"] for x in "ab")
     timed, failed = first["measured"], first["failed"]
-    assert first["stored"] == {} and timed == 12 and failed > 0
+    assert timed == 12 and failed > 0
     assert second["measured"] == second["compiled"] == 0
-    assert second["stored"] == {"timed": timed, "failed": failed, "compiled": first["compiled"]}
     assert f" {timed + failed} from the study database ({timed} timed, {failed} failed), " in again
     pages = [(tmp_path / f"{x}.html").read_text() for x in "abc"]
     row = '<th class="l">{}</th><td class="l">{}</td>'

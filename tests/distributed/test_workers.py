@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,6 +118,18 @@ class TestSharedDevice(DeviceTestCase):
     @pytest.fixture
     def truth(self, alone: RecordedDevice) -> RecordedDevice:
         return alone
+
+
+def test_what_another_tune_timed_is_not_reported_as_timed_here(server_url: str, recording: Recording) -> None:
+    """Two tunes of one study at a time: together they report each measurement once."""
+    with StudyStore(server_url) as one, StudyStore(server_url) as other:
+        tuners = [Tuner(RecordedDevice(recording), store, OPTIONS, share=share) for store in (one, other)]
+        with ThreadPoolExecutor(2) as pool:
+            counts = [result.counts for result in pool.map(Tuner.run, tuners)]
+        stored = _stored(one)
+    assert sum(c.measured + c.failed + c.rejected - c.elsewhere for c in counts) <= len(stored)
+    assert all(c.elsewhere <= c.measured for c in counts)
+    assert sum(c.measured for c in counts) > sum(c.measured - c.elsewhere for c in counts) or counts[1].resumed
 
 
 @pytest.mark.slow
