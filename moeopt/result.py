@@ -71,7 +71,7 @@ class TuneResult(Outcome):
         """Writes a self-contained HTML page with plots.
 
         Raises:
-            InvalidInputError: plotly is not installed.
+            StorageError: The study database cannot be read.
             ExportError: The file cannot be written.
         """
         from moeopt.report.html import write_report

@@ -214,7 +214,8 @@ def _ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
         found = [step * 10.0**k for k in decades for step in (1, 2, 5) if low <= step * 10.0**k <= high]
         if len(found) > 9:
             found = [value for value in found if math.log10(value).is_integer()]
-        return [(value, f"{value:g}") for value in found]
+        if len(found) > 2:
+            return [(value, f"{value:g}") for value in found]
     rough = ((high - low) or 1.0) / 5
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k >= rough)
