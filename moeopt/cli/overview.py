@@ -23,6 +23,7 @@ def overview() -> str:
     gpus, engine_names = _gpus(), [name for name in engines.names() if _version(name)]
     found = sorted({path for pattern in _DATABASES for path in Path().glob(pattern)})
     databases = {str(path): line for path in found[:_SHOWN] if (line := _database(path))}
+    here = [f"{path}: {line}" for path, line in databases.items()]
     lines = [f"moeopt {__version__}: launch configs of the Triton fused MoE kernel, for SGLang and vLLM", ""]
     for title, said in (
         ("GPU", gpus or ["none: the driver shows no CUDA GPU here"]),
@@ -30,7 +31,7 @@ def overview() -> str:
         ("with", [", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("triton", "torch"))]),
         (
             "database",
-            [f"{path}: {line}" for path, line in databases.items()] or ["none here: a tune makes studies/moeopt.db"],
+            here or ["none here: a tune makes studies/moeopt.db"],
         ),
     ):
         lines += [f"{title if number == 0 else '':9} {line}" for number, line in enumerate(said)]
