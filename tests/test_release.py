@@ -1,7 +1,7 @@
 """What is published: sdist and wheel, and an installed moeopt away from its sources.
 
-On the Pythons that MOEOPT_TEST_PYTHONS names (paths, separated by commas; by default the one that runs the tests). Others
-than that one get no torch, whose wheels bring gigabytes: what runs here needs none.
+On the Pythons that MOEOPT_TEST_PYTHONS names (paths, separated by commas; by default the one that runs the tests).
+Others than that one get no torch, whose wheels bring gigabytes: what runs here needs none.
 """
 
 from __future__ import annotations
