@@ -25,13 +25,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-# Without an NVIDIA driver torch comes from the constraints file: others pull gigabytes of CUDA libraries.
+# Without an NVIDIA driver torch comes from the constraints file, as others pull gigabytes of CUDA libraries; where it
+# cannot, from wherever pip finds it.
+INSTALL := $(BIN)/python -m pip install -q
+CONSTRAINTS := $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt)
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt) -e .
+	$(INSTALL) $(CONSTRAINTS) -e . || $(INSTALL) -e .
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q $$(command -v nvidia-smi >/dev/null || echo -c constraints.txt) -e ".[test,ray]"
+	$(INSTALL) $(CONSTRAINTS) -e ".[test,ray]" || $(INSTALL) -e ".[test,ray]"
 	touch $@ $(VENV)/.installed
 
 clean:
