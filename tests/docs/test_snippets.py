@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from moeopt.cli import build_app
+from tests.storage.conftest import postgres, postgres_url  # noqa: F401  (fixtures)
 
 from .pages import PAGES, ROOT, Snippet, commands, snippets, workplace
 
@@ -27,7 +28,8 @@ NEEDS = {
     "make": "the repository itself",
     "network": "a package index",
     "minutes": "minutes of compiling",
-    "postgres": "a database server with a GPU beside it",
+    "postgres": "a database server, named by $STORAGE",
+    "server": "that, and a GPU",
     "ray": "a Ray cluster with GPUs",
 }
 WITH_SNIPPETS = [page for page in PAGES if snippets(page)]
@@ -55,18 +57,33 @@ def test_the_snippets_of_a_page_work(page: Path, tmp_path: Path) -> None:
         if snippet.kind == "python":  # the later ones of a page go on from the earlier ones
             python += snippet.text
         command = [sys.executable, "-c", python] if snippet.kind == "python" else ["bash", "-ec", snippet.text]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=500
-        )
-        where = f"{page.name}:{snippet.line}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode == snippet.status, where
-        _assert_printed(snippet, done.stdout.splitlines(), where)
+        _run(page, snippet, command, tmp_path, environment)
 
 
-def _assert_printed(snippet: Snippet, printed: list[str], where: str) -> None:
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(one.needs == "postgres" for one in snippets(page))], ids=_id
+)
+def test_the_snippets_of_a_page_work_with_a_database_server(
+    page: Path,
+    tmp_path: Path,
+    postgres_url: str,  # noqa: F811  (the fixture)
+) -> None:
+    environment = {**workplace(tmp_path), "STORAGE": postgres_url}
+    for snippet in snippets(page):
+        if snippet.needs == "postgres":
+            _run(page, snippet, ["bash", "-ec", snippet.text], tmp_path, environment)
+
+
+def _run(page: Path, snippet: Snippet, command: list[str], where: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    said = f"{page.name}:{snippet.line}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == snippet.status, said
     for line in snippet.output:
         pattern = ".*".join(re.escape(part) for part in line.rstrip().split("..."))
-        assert any(re.fullmatch(pattern, one.rstrip()) for one in printed), f"not printed: {line}\n{where}"
+        printed = (one.rstrip() for one in done.stdout.splitlines())
+        assert any(re.fullmatch(pattern, one) for one in printed), f"not printed: {line}\n{said}"
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=_id)
