@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Final
 
 from moeopt import __version__, engines
-from moeopt.errors import StorageError
 from moeopt.measure.monitor import GpuMonitor, gpu_count, holders
 from moeopt.recordings.shipped import shipped_recordings
-from moeopt.storage.store import StudyStore
+from moeopt.storage.peek import peek
 from moeopt.tuning.options import DEFAULT_STORAGE
 
-_DATABASES: Final = ("*.db", "*.journal", "studies/*.db", "studies/*.journal")
-_SHOWN: Final = 4  # databases that are opened
+_SHOWN: Final = 4  # databases
 
 
 def overview() -> str:
     """Lines on GPUs, engines, versions and databases here, and what to run."""
     gpus, engine_names = _gpus(), [name for name in engines.names() if _version(name)]
-    found = sorted({path for pattern in _DATABASES for path in Path().glob(pattern)})
-    databases = {str(path): line for path in found[:_SHOWN] if (line := _database(path))}
-    here = [f"{path}: {line}" for path, line in databases.items()]
+    found = sorted([*Path().glob("*.db"), *Path().glob("studies/*.db")])
+    databases = {str(path): line for path in found if (line := _database(path))}
+    here = [f"{path}: {line}" for path, line in databases.items()][:_SHOWN]
     lines = [f"moeopt {__version__}: launch configs of the Triton fused MoE kernel, for SGLang and vLLM", ""]
     for title, said in (
         ("GPU", gpus or ["none: the driver shows no CUDA GPU here"]),
@@ -80,15 +78,9 @@ def _version(package: str) -> str:
 
 def _database(path: Path) -> str:
     """One line on a study database; empty for a file that is none of ours."""
-    try:
-        with StudyStore(path, create=False) as store:
-            keys = [summary for summary in store.keys() if summary.trials]  # noqa: SIM118  (a method of ours, no dict)
-            open_runs = sum(not run.finished for summary in keys for run in store.runs(summary.key))
-    except StorageError:
+    seen = peek(path)
+    if seen is None:
         return ""
-    if not keys:
-        return ""
-    trials = sum(summary.trials for summary in keys)
-    unfinished = f", {open_runs} {'run' if open_runs == 1 else 'runs'} not finished" if open_runs else ""
-    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return f"{keys[0].key.shape.slug()} on {keys[0].key.gpu}{more}, {trials} trials{unfinished}"
+    more = f" and {len(seen.titles) - 1} more" if len(seen.titles) > 1 else ""
+    runs = f", {seen.open_runs} {'run' if seen.open_runs == 1 else 'runs'} not finished" if seen.open_runs else ""
+    return f"{seen.titles[0]}{more}: {seen.trials} trials{runs}"

@@ -47,7 +47,7 @@ def test_databases_here_are_named_and_nothing_else(run: Run, tiny_recording: Wri
     (tmp_path / "notes.db").write_text("no database")
     assert run("tune", "--gpu", f"recorded:{tiny_recording()}", "--trials", "3").returncode == 0
     said = run().stdout
-    assert "studies/moeopt.db: E8-top2-K256-N128-bf16 on NVIDIA H200, " in said
+    assert "studies/moeopt.db: E8-top2-K256-N128-bf16 | NVIDIA H200 (recorded) | builtin | triton 3.6.0: " in said
     assert "notes.db" not in said
     assert "    moeopt status " in said
 
