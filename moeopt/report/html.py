@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from moeopt.core.trial import Measurement
+from moeopt.errors import StorageError
 from moeopt.files import write_file
 from moeopt.report.chart import DARK, LIGHT, chart_css, style
 from moeopt.report.figures import Trials, landscape_chart, latency_chart, regret_chart, relative_chart
 from moeopt.storage.facts import Run
 from moeopt.storage.store import StudyStore
 from moeopt.tuning.outcome import Outcome
+
+log = logging.getLogger(__name__)
 
 _COLUMNS: Final = (
     "M", "default µs", "up µs", "down µs", "both µs", "speed-up", "roofline", "timed", "up config", "down config",
@@ -58,7 +62,6 @@ def write_report(result: Outcome, path: Path) -> Path:
     """Writes the page: of all runs of the study where the result has a database, else of the result alone.
 
     Raises:
-        StorageError: The database cannot be read.
         ExportError: The file cannot be written.
     """
     trials, runs = _study(result)
@@ -69,10 +72,14 @@ def write_report(result: Outcome, path: Path) -> Path:
 
 
 def _study(result: Outcome) -> tuple[Trials, Sequence[Run]]:
-    if result.storage is None or result.key is None:
+    if not result.storage or result.key is None:  # a caller's own backend has no URL
         return {}, ()
-    with StudyStore(result.storage, create=False) as store:
-        return store.load(result.key, store.cells(result.key)), tuple(store.runs(result.key))
+    try:
+        with StudyStore(result.storage, create=False) as store:
+            return store.load(result.key, store.cells(result.key)), tuple(store.runs(result.key))
+    except StorageError as error:  # went away during the run, whose result is still worth a page
+        log.warning("the report is of this run alone: %s", error)
+        return {}, ()
 
 
 def _page(result: Outcome, trials: Trials, runs: Sequence[Run], charts: list[str]) -> str:

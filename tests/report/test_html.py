@@ -54,6 +54,16 @@ def test_a_loaded_result_reports_the_same(tuned: TuneResult, tmp_path: Path) -> 
     assert made == loaded
 
 
+def test_without_its_database_it_is_of_the_run_alone(
+    tuned: TuneResult, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "x.db").unlink()
+    page = tuned.report(tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<h2>The run</h2>" in page and "All runs" not in page
+    assert page.count('<svg class="c"') == 2
+    assert "x.db" in caplog.text
+
+
 def test_charts_hold_the_numbers(tuned: TuneResult) -> None:
     series = {one.name: list(one.points) for one in latency_chart(tuned).series}
     assert series["tuned"] == [(m, tuned.best(m).total_us) for m in (1, 16, 64)]
