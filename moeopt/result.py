@@ -55,7 +55,7 @@ class TuneResult(Outcome):
         """
         from moeopt.storage.store import StudyStore
 
-        if self.storage is None or self.key is None:
+        if not self.storage or self.key is None:
             raise InvalidInputError("this result has no study database: tune with a storage to keep one")
         self.best(batch_size)
         store = StudyStore(self.storage, create=False)
@@ -71,7 +71,6 @@ class TuneResult(Outcome):
         """Writes a self-contained HTML page with plots.
 
         Raises:
-            InvalidInputError: plotly is not installed.
             ExportError: The file cannot be written.
         """
         from moeopt.report.html import write_report

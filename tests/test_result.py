@@ -12,7 +12,7 @@ from moeopt.core.config import LaunchConfig
 from moeopt.core.provenance import Provenance
 from moeopt.core.shape import MoEShape
 from moeopt.errors import ExportError, InvalidInputError
-from moeopt.report.html import latency_figure, speedup_figure
+from moeopt.report.dashboard import latency_figure, speedup_figure
 from moeopt.result import TuneResult
 from moeopt.tuning.outcome import BatchResult, Counts, RoleResult
 

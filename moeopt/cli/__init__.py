@@ -26,19 +26,19 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="moeopt",
         help="Tunes the launch parameters of the Triton fused MoE kernel and writes the files that engines read.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True)(_version_option)
+    app.callback(invoke_without_command=True)(_without_command)
     for name in COMMANDS:
         if importlib.util.find_spec(f"moeopt.cli.{name}"):
             importlib.import_module(f"moeopt.cli.{name}").register(app)
     return app
 
 
-def _version_option(
+def _without_command(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
 ) -> None:
     if version:
@@ -46,6 +46,10 @@ def _version_option(
 
         typer.echo(f"moeopt {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        from moeopt.cli.overview import overview
+
+        typer.echo(overview())
 
 
 # Whatever copy of click this version of typer stands on.
@@ -87,12 +91,9 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _usage(error: Any) -> str:
-    """One line for an option or command that the parser refuses; help where nothing was given."""
+    """One line for an option or command that the parser refuses."""
     context = error.ctx
     command = context.command_path if context is not None else "moeopt"
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(context.get_help())
-        sys.exit(2)
     return f"{error.format_message().rstrip('.')}: see {command} --help"
 
 

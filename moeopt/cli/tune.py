@@ -19,7 +19,6 @@ from moeopt.core.shape import MoEShape
 from moeopt.errors import InvalidInputError
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
-from moeopt.report.html import check_plots
 from moeopt.result import TuneResult
 from moeopt.tuning.options import parse_timeout
 from moeopt.tuning.plan import other_shape
@@ -102,8 +101,6 @@ def tune(
         refuse_unmeasured(directory)
     check_file(json_path)
     check_file(report)
-    if report is not None:
-        check_plots()
     # Everything that can be refused is looked at before a GPU is touched.
     for_engine = exports[0][0] if exports else named
     request = request.with_options(options.given() | ({"engine": for_engine} if for_engine else {}))

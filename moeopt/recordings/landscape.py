@@ -88,6 +88,8 @@ def load_landscapes(
 ) -> tuple[Landscape, ...]:
     """The recordings of a directory, by file name; not those in folders of it, as ``held-out`` is.
 
+    Of one that is only in the summary, the summary counts: an installed moeopt has few of the files.
+
     Args:
         directory: By default the recordings that moeopt ships.
         exclude_shape: Leave out every recording of this shape: a replay must not look itself up.
@@ -97,8 +99,11 @@ def load_landscapes(
         directory = shipped_directory()
     summary = _read_summary(directory)
     out = []
-    for path in sorted(directory.glob("*.jsonl.gz")):
-        landscape = summary.get((path.name, path.stat().st_size)) or _parse(path)
+    for name in sorted({*summary, *(path.name for path in directory.glob("*.jsonl.gz"))}):
+        path = directory / name
+        size, landscape = summary.get(name, (0, None))
+        if landscape is None or (path.exists() and path.stat().st_size != size):
+            landscape = _parse(path)
         same = landscape.shape == exclude_shape and exclude_gpu in (None, landscape.gpu.name)
         if not same:
             out.append(landscape)
@@ -137,7 +142,8 @@ def write_summary(directory: Path) -> Path:
     return path
 
 
-def _read_summary(directory: Path) -> dict[tuple[str, int], Landscape]:
+def _read_summary(directory: Path) -> dict[str, tuple[int, Landscape]]:
+    """Bytes of the file and landscape of each recording, by file name."""
     path = directory / SUMMARY
     if not path.exists():
         return {}
@@ -145,13 +151,14 @@ def _read_summary(directory: Path) -> dict[tuple[str, int], Landscape]:
     with np.load(path) as arrays:
         for number, head in enumerate(json.loads(str(arrays["heads"]))):
             excess = arrays[f"excess{number}"].astype(np.float32)
-            out[head["file"], int(head["bytes"])] = Landscape(
+            landscape = Landscape(
                 shape=MoEShape.from_dict(head["shape"]),
                 gpu=GpuSpec.from_dict(head["gpu"]),
                 table=arrays[f"configs{number}"].astype(np.int64),
                 cells=tuple(Cell(role, m) for role, m in head["cells"]),
                 us=np.exp(excess) * arrays[f"best{number}"][:, None],
             )
+            out[head["file"]] = int(head["bytes"]), landscape
     return out
 
 

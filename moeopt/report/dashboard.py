@@ -17,7 +17,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from moeopt.core.trial import Cell
 from moeopt.errors import InvalidInputError
-from moeopt.report.html import latency_figure, speedup_figure
 from moeopt.storage.store import StoredTrial, StudyKey, StudyStore, StudySummary
 from moeopt.tuning.load import load_result
 from moeopt.tuning.outcome import BatchResult, Outcome
@@ -108,6 +107,43 @@ def _system_attrs(study: optuna.Study, body: str, figures: dict[str, Figure]) ->
     return {**changed, _HASH_ATTR: new}
 
 
+def latency_figure(result: Outcome) -> Figure:
+    """Microseconds against batch size: default, up, down, both, roofline."""
+    import plotly.graph_objects as go
+
+    sizes = list(result.batch_sizes)
+    rows = [result.rows[m] for m in sizes]
+    figure = go.Figure()
+    for name, values, dash in (
+        ("engine's default", [row.default_us for row in rows], "dot"),
+        ("tuned, both", [row.total_us for row in rows], "solid"),
+        ("tuned, up", [row.up.us for row in rows], "dash"),
+        ("tuned, down", [row.down.us for row in rows], "dash"),
+        ("roofline, both", [row.roofline_us for row in rows], "dot"),
+    ):
+        if any(v is not None for v in values):
+            figure.add_trace(go.Scatter(x=sizes, y=values, name=name, mode="lines+markers", line={"dash": dash}))
+    figure.update_layout(title="Time of the MoE layer's two projections", template="plotly_white")
+    figure.update_xaxes(type="log", title="batch size M (tokens)", tickvals=sizes)
+    figure.update_yaxes(type="log", title="µs per launch")
+    return figure
+
+
+def speedup_figure(result: Outcome) -> Figure | None:
+    """Speed-up over the engine's default per batch size, or None where no default is known."""
+    known = [(str(m), row.speedup) for m, row in sorted(result.rows.items()) if row.speedup is not None]
+    if not known:
+        return None
+    import plotly.graph_objects as go
+
+    figure = go.Figure(go.Bar(x=[m for m, _ in known], y=[s for _, s in known], text=[f"{s:.2f}x" for _, s in known]))
+    figure.add_hline(y=1.0, line_dash="dot")
+    figure.update_layout(title="Speed-up over the engine's default config", template="plotly_white")
+    figure.update_xaxes(type="category", title="batch size M (tokens)")
+    figure.update_yaxes(title="default time / tuned time")
+    return figure
+
+
 def get_note(system_attrs: Mapping[str, Any]) -> str:
     """The text of a study's note, as the dashboard shows it."""
     parts = {k: v for k, v in system_attrs.items() if k.startswith(_NOTE_PREFIX)}
@@ -177,6 +213,7 @@ def _digest(text: str) -> str:
 def _require() -> None:
     try:
         import optuna_dashboard  # noqa: F401
+        import plotly  # noqa: F401
     except ImportError:
         raise InvalidInputError("the dashboard needs optuna-dashboard: pip install 'moeopt[dashboard]'") from None
 

@@ -128,7 +128,7 @@ def test_report_and_version(run: Run, tiny_recording: Write, tmp_path: Path) -> 
     done = run("report", "r.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "r.html").read_text()
-    assert "E8-top2-K256-N128-bf16 on NVIDIA H200" in page and "plotly" in page
+    assert "E8-top2-K256-N128-bf16 on NVIDIA H200" in page and "<svg" in page
     assert run("--version").stdout.startswith("moeopt 0")
     assert "tune" in run("--help").stdout
 
@@ -144,22 +144,7 @@ def test_a_resumed_run_says_what_was_timed_before(run: Run, tiny_recording: Writ
     assert second["measured"] == second["compiled"] == 0
     assert f" {timed + failed} from the study database ({timed} timed, {failed} failed), " in again
     pages = [(tmp_path / f"{x}.html").read_text() for x in "abc"]
-    row = '<th class="l">{}</th><td class="l">{}</td>'
-    assert row.format("timed", "12") in pages[0]
-    for page in pages[1:]:
-        assert row.format("timed", f"{timed} (0 now, {timed} before)") in page
-        assert row.format("compiled", f"{first['compiled']} (0 now, {first['compiled']} before)") in page
-        assert '<th class="l">measured</th>' not in page
-
-
-def test_a_report_without_plotly_is_refused_before_the_tune(
-    run: Run, tiny_recording: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    done = run("tune", "--gpu", f"recorded:{tiny_recording()}", "--trials", "2", "--report", "r.html")
-    assert done.returncode == 2 and "pip install 'moeopt[plots]'" in done.stderr and done.stdout == ""
-    assert not (tmp_path / "studies").exists()
+    assert all("All runs of the study" in page for page in pages)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,14 @@ def test_the_summary_says_what_the_recordings_say(
     np.testing.assert_allclose(short.us[near], whole.us[near], rtol=1e-4)
 
 
+def test_what_only_the_summary_has_counts(tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
+    path = tiny_recording()
+    tiny_recording("other.jsonl.gz", gpu={"name": "NVIDIA B200"})
+    write_summary(tmp_path)
+    path.unlink()
+    assert [x.gpu.name for x in load_landscapes(tmp_path)] == ["NVIDIA B200", "NVIDIA H200"]
+
+
 def test_a_recording_that_changed_is_read_again(tiny_recording: Callable[..., Path], tmp_path: Path) -> None:
     tiny_recording()
     write_summary(tmp_path)
