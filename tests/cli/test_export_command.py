@@ -11,10 +11,12 @@ import pytest
 from moeopt.core.config import LaunchConfig
 from moeopt.core.shape import MoEShape
 from moeopt.core.table import ConfigTable
-from moeopt.export import export_configs, read_config_file
+from moeopt.export import export_configs, read_config_file, start_line
+from moeopt.models import shape_from_model
 from tests.cli.conftest import Run
 
 Write = Callable[..., Path]
+CHECKPOINTS = Path(__file__).parents[1] / "data" / "checkpoints"
 UP = "E=8,N=128,device_name=NVIDIA_H200.json"
 
 
@@ -97,3 +99,33 @@ def test_bad_input_is_one_line_and_status_2(run: Run, tuned: str, args: list[str
     done = run("export", *args)
     assert done.returncode == 2
     assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_database_claims_nothing_of_what_was_raced_out(run: Run, tmp_path: Path) -> None:
+    """The time of a config that was raced out is a bound: rows that would follow from it were losses when measured."""
+    recording = "recorded:h200-E256-top8-K3072-N256-bf16.jsonl.gz"
+    assert run("tune", "--gpu", recording, "--seed", "0", "--storage", "s.db").returncode == 0
+    done = run("export", "sglang:a", "--storage", "s.db", "--ladder", "auto", "--json", "a.json")
+    assert done.returncode == 0, done.stderr
+    added = {one["batch_size"] for one in json.loads((tmp_path / "a.json").read_text())["added"]}
+    assert not added & {31, 65}
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "option"),
+    [
+        ("sglang:out", "quant-ct-int4", "--moe-runner-backend triton"),
+        ("vllm:out", "quant-ct-int4", "--moe-backend triton"),
+        ("sglang:out", "awq", "--quantization moe_wna16"),
+        ("vllm:out", "awq", "--quantization moe_wna16"),
+    ],
+)
+def test_the_start_has_the_flag_that_the_engine_takes(
+    run: Run, tmp_path: Path, target: str, model: str, option: str
+) -> None:
+    config = json.loads((CHECKPOINTS / "quant-ct-int4.json").read_text())
+    if model == "awq":
+        config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape, derivation = shape_from_model(tmp_path / "config.json", engine=target.partition(":")[0], tp=8)
+    assert option in start_line(target.partition(":")[0], tmp_path, shape, "m", derivation.checkpoint)
