@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,9 +17,11 @@ from moeopt.api import open_tune, run_tune
 from moeopt.cli import options as o
 from moeopt.cli.signals import end_on_sigterm
 from moeopt.core.shape import MoEShape
+from moeopt.engines.serving import Checkpoint
 from moeopt.errors import InvalidInputError
 from moeopt.export.write import refuse_unmeasured
 from moeopt.files import check_file, check_writable
+from moeopt.measure.base import DeviceSpec
 from moeopt.result import TuneResult
 from moeopt.tuning.options import parse_timeout
 from moeopt.tuning.plan import other_shape
@@ -106,6 +109,7 @@ def tune(
     request = request.with_options(options.given() | ({"engine": for_engine} if for_engine else {}))
     with open_tune(request) as tuner:
         console.print(tuner.device.spec.provenance.source, markup=False)
+        _ask_about_other_kernels(console, given, tuner.device.spec, [n for n, _ in exports] or [named])
         end_on_sigterm()
         result = run_tune(tuner)
         print_result(console, result, legal=len(tuner.candidates))
@@ -155,6 +159,28 @@ def print_result(console: Console, result: TuneResult, *, legal: int) -> None:
         console.print(f"{speedup:.2f}x the engine's default, geometric mean over batch sizes", markup=False)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def _ask_about_other_kernels(
+    console: Console, given: o.ShapeOptions, device: DeviceSpec, names: Sequence[str | None]
+) -> None:
+    """Says where an engine runs another kernel by default, which reads no file; asks once on a terminal.
+
+    Raises:
+        typer.Exit: The tune is not wanted then.
+    """
+    model, said = given.request(), []
+    for name in filter(None, dict.fromkeys(names)):
+        spec = engines.get(name)
+        asked = replace(model, engine=name).derive()[1].checkpoint if model is not None else Checkpoint(device.shape)
+        found = spec.serving.serving(asked, device.gpu)
+        if found.reads != "all":
+            said.append(f"{spec.title} on {device.gpu.name}: {found}")
+    for line in said:
+        console.print(f"warning: {line}", markup=False)
+    asks = said and sys.stdin is not None and sys.stdin.isatty() and console.is_terminal
+    if asks and not typer.confirm("Tune all the same?", default=True):
+        raise typer.Exit(1)
 
 
 def _check_shapes(given: o.ShapeOptions, tuned: MoEShape | None, names: Collection[str]) -> None:

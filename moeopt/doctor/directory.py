@@ -10,6 +10,7 @@ from moeopt.core.shape import MoEShape
 from moeopt.doctor.commands import tune_commands
 from moeopt.doctor.diagnosis import Diagnosis, Evidence, Finding, LayerState, State, by_severity
 from moeopt.engines import EngineSpec
+from moeopt.engines.serving import Checkpoint
 from moeopt.errors import InvalidInputError
 from moeopt.export.lookup import How, Lookup, config_root, find_config_files, guess_engine
 from moeopt.export.names import ConfigName
@@ -72,6 +73,17 @@ def other_root(directory: str | Path, spec: EngineSpec) -> list[Finding]:
     return [Finding("warning", "other_root", message, (Evidence(str(directory)),))]
 
 
+def _default_kernel(
+    spec: EngineSpec, shape: MoEShape, gpu: GpuSpec | None, request: ModelRequest | None
+) -> list[Finding]:
+    """That another kernel than Triton runs unless an option says so, for all batch sizes or for some."""
+    checkpoint = request.derive()[1].checkpoint if request is not None else Checkpoint(shape)
+    found = spec.serving.serving(checkpoint, gpu)
+    if gpu is None or found.reads == "all":
+        return []
+    return [Finding("warning", "other_kernel", f"{spec.title} on {gpu.name}: {found}.")]
+
+
 def judge_directory(
     directory: str | Path,
     *,
@@ -109,7 +121,7 @@ def judge_directory(
         )
     name = ConfigName.of(engine, shape, gpu_name)
     lookup = find_config_files(engine, directory, name, triton_version or "0")
-    first = [*lookup_findings(lookup), *other_root(directory, spec)]
+    first = [*lookup_findings(lookup), *other_root(directory, spec), *_default_kernel(spec, shape, gpu, request)]
     state = LayerState(
         lookup.name, _STATES[lookup.up.how], _STATES[lookup.down.how], lookup.up.path or lookup.up.asked,
         lookup.down.path or lookup.down.asked,

@@ -132,3 +132,12 @@ def test_no_directory_crashes_it(tmp_path: Path, files: list[tuple[str, bytes]])
         (place / f"{name}.json").write_bytes(content)
     assert diagnose(config_dir=tmp_path).status in (0, 1)
     assert diagnose(config_dir=tmp_path, shape=SHAPE, gpu_name=GPU, triton_version="3.6.0").status == 1
+
+
+def test_another_kernel_that_runs_by_default_is_told(tmp_path: Path) -> None:
+    shape = MoEShape(64, 4, 2048, 128)
+    for gpu, codes in (("NVIDIA H200", []), ("NVIDIA GeForce RTX 5090", ["other_kernel"])):
+        table = ConfigTable.of({1: LaunchConfig(16, 64, 64, 1, 4, 3), 64: LaunchConfig(16, 64, 64, 1, 4, 3)})
+        export_configs("vllm", tmp_path, shape, gpu, "3.6.0", table)
+        answer = diagnose(config_dir=tmp_path, engine="vllm", shape=shape, gpu_name=gpu, triton_version="3.6.0")
+        assert answer.code == "tuned" and [f.code for f in answer.findings if f.severity != "note"] == codes
