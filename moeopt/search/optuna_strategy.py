@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _CONSTRAINTS: Final = "constraints"  # where Optuna keeps a trial's constraint values
 _GENERATIONS: Final = 6
+_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 
 
 def failure_constraint(trial: FrozenTrial) -> tuple[float]:
@@ -76,7 +78,7 @@ class OptunaStrategy(Strategy):
         seed = self.problem.seed + 1009 * self.problem.cells.index(cell)
         if isinstance(sampler, PoolSampler):
             return quiet_study(optuna.pruners.NopPruner(), sampler.for_cell(cell, seed))
-        own = copy.deepcopy(sampler)
+        own = _copy(sampler)
         _seed(own, seed)
         return quiet_study(optuna.pruners.NopPruner(), own)
 
@@ -232,3 +234,19 @@ def _nested(sampler: BaseSampler) -> Iterator[BaseSampler]:
     for value in vars(sampler).values():
         if isinstance(value, optuna.samplers.BaseSampler):
             yield from _nested(value)
+
+
+def _copy(sampler: BaseSampler) -> BaseSampler:
+    """A sampler of the same state. Its locks, which NSGA-II has since Optuna 5.1 and nothing can copy, are new."""
+    memo: dict[int, Any] = {}
+    seen: set[int] = set()
+    parts: list[object] = [sampler]
+    while parts:
+        part = parts.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, _LOCKS):
+            memo[id(part)] = threading.RLock()
+        parts += getattr(part, "__dict__", {}).values()
+    return copy.deepcopy(sampler, memo)

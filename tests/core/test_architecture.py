@@ -108,4 +108,4 @@ class TestMadeUp:
         np.testing.assert_array_equal(here, predict_us(FP8, gpu, "up", 64, [SMALL, LARGE]))  # no tree knows it
         plans = [make_plan(TuneRequest(FP8, name, batch_sizes=(64,)), "3.6.0") for name in ("Z1", "H200")]
         assert plans[0].gpu == gpu and plans[0].legal == plans[1].legal > 0
-        assert "device_name=NVIDIA_Z1" in plans[0].files["sglang"][0]
+        assert "device_name=NVIDIA_Z1" in plans[0].engines["sglang"].files[0]
