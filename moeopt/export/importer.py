@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moeopt import engines
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape, Role
@@ -81,7 +82,16 @@ def import_configs(
     if lookup.down.path is not None and lookup.down.path != lookup.up.path:
         down = _usable(read_config_file(lookup.down.path, engine=engine, gpu=spec))
         problems += [*down.problems, *check_pair(up, down)]
-    return ExistingConfigs(lookup, up.configs(), down.configs() if down else None, tuple(problems))
+    block_k = shape.block_shape[1] if shape.block_shape and engines.get(engine).clamps_block_k else None
+    return ExistingConfigs(lookup, _launched(up, block_k), _launched(down, block_k) if down else None, tuple(problems))
+
+
+def _launched(file: ConfigFile, block_k: int | None) -> dict[int, LaunchConfig]:
+    """The configs as the engine launches them: a BLOCK_SIZE_K over that of the scales is cut to it."""
+    configs = file.configs()
+    if block_k is None:
+        return configs
+    return {m: replace(config, block_size_k=min(config.block_size_k, block_k)) for m, config in configs.items()}
 
 
 def _usable(file: ConfigFile) -> ConfigFile:

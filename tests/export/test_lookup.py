@@ -166,3 +166,12 @@ def test_import_says_what_is_near_or_broken(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="not JSON") as caught:
         import_configs("sglang", tmp_path, SHAPE, GPU, "3.6.0")
     assert "\n" not in str(caught.value)
+
+
+def test_a_block_that_vllm_cuts_is_imported_as_it_is_launched(tmp_path: Path) -> None:
+    shape = MoEShape(64, 4, 2048, 256, "fp8_w8a8", block_shape=(128, 128))
+    name = str(ConfigName.of("vllm", shape, "NVIDIA H200"))
+    entry = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 256, "GROUP_SIZE_M": 1}
+    (tmp_path / name).write_text(json.dumps({"1": entry, "64": {**entry, "BLOCK_SIZE_K": 64}}))
+    found = import_configs("vllm", tmp_path, shape, "NVIDIA H200", "3.6.0")
+    assert [found.at("up", m).block_size_k for m in (1, 64)] == [128, 64]
