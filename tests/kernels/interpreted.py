@@ -1,32 +1,31 @@
-"""Runs an engine's kernel on the CPU through Triton's interpreter: ``python interpreted.py ENGINE PATH CASE...``.
+"""An engine's kernel on the CPU through Triton's interpreter, in a process of its own (``engine_checks.py``).
 
-Prints one JSON object: for each case and role, the relative error against the reference. Triton
-decides at import whether kernels are interpreted, so this is a process of its own.
+Triton decides at import whether kernels are interpreted.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import os
-import sys
+from collections.abc import Callable
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
-import torch
+import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
 from moeopt.core.config import LaunchConfig
-from moeopt.core.shape import ROLES
-from moeopt.kernels.layer import make_batch, make_layer
-from moeopt.kernels.reference import poison, reference, relative_error
+from moeopt.core.shape import MoEShape
+from moeopt.kernels.base import MoEKernel
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.vllm import VllmKernel
+from moeopt.testing.suites import KernelTestCase
 from tests.kernels.engine_cases import CASES
 
-TOKENS = 3
+ENGINE, PATH, NAMES = (os.environ[f"MOEOPT_INTERPRETED_{name}"] for name in ("ENGINE", "PATH", "CASES"))
 
 
 def mend_interpreter() -> None:
@@ -54,29 +53,22 @@ def mend_interpreter() -> None:
     interpreter._patch_lang_tensor = index
 
 
-def main() -> None:
-    engine, path, *names = sys.argv[1:]
-    mend_interpreter()
-    kernel = {"sglang": SglangKernel, "vllm": VllmKernel}[engine](path)
-    errors: dict[str, float] = {}
-    for name in names:
-        shape = CASES[name]
-        layer = make_layer(shape, device="cpu", seed=1)
-        generator = torch.Generator().manual_seed(2)
-        experts = shape.num_experts * shape.ep_size
-        ids = torch.stack([torch.randperm(experts, generator=generator)[: shape.top_k] for _ in range(TOKENS)])
-        ids[ids >= shape.num_experts] = -1
-        for role in ROLES:
-            batch = make_batch(layer, role, ids, seed=3)
-            expected = reference(layer, role, batch)
-            for tma in (False, True) if kernel.can_use_tma(shape, role) else (False,):
-                config = LaunchConfig(16, 64 if not shape.block_shape else 32, 32, 2, 4, 3, use_tma=tma)
-                out = torch.empty(expected.shape, dtype=torch.float16 if name == "fp16" else torch.bfloat16)
-                poison(out, batch, skips_remote_experts=kernel.skips_remote_experts(shape))
-                kernel.bind(layer, role, batch, config, out)()
-                errors[f"{name} {role}{' tma' * tma}"] = relative_error(out, expected)
-    sys.stdout.write(json.dumps(errors) + "\n")
+mend_interpreter()
 
 
-if __name__ == "__main__":
-    main()
+class TestInterpreted(KernelTestCase):
+    @pytest.fixture
+    def make_kernel(self) -> Callable[[], MoEKernel]:
+        return functools.partial({"sglang": SglangKernel, "vllm": VllmKernel}[ENGINE], PATH)
+
+    @pytest.fixture(params=NAMES.split(","))
+    def shapes(self, request: pytest.FixtureRequest) -> list[MoEShape]:
+        return [CASES[request.param]]
+
+    @pytest.fixture
+    def configs(self) -> list[LaunchConfig]:
+        return [LaunchConfig(16, block_n, 32, 2, 4, 3, use_tma=tma) for block_n in (32, 64) for tma in (False, True)]
+
+    @pytest.fixture
+    def device(self) -> str:
+        return "cpu"

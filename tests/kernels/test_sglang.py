@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from moeopt.core.shape import MoEShape
 from moeopt.errors import UnsupportedShapeError
 from moeopt.kernels.sglang import SglangKernel
 from moeopt.kernels.target import cross_target
+from moeopt.testing.suites import KernelTestCase
 from tests.kernels.engine_cases import CASES
 from tests.kernels.engine_checks import COMPILED, GPUS, check_compiles, check_interpreted
 from tests.wheels import SGLANG, SGLANG_VERSIONS, engine_source
@@ -31,6 +34,18 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def kernel(version: str) -> SglangKernel:
     return SglangKernel(engine_source("sglang", version))
+
+
+class TestSglangKernel(KernelTestCase):
+    """Results are checked by :func:`test_results_on_the_cpu` and on a GPU."""
+
+    @pytest.fixture
+    def make_kernel(self, version: str) -> Callable[[], SglangKernel]:
+        return functools.partial(SglangKernel, engine_source("sglang", version))
+
+    @pytest.fixture(params=COMPILED)
+    def shapes(self, request: pytest.FixtureRequest) -> list[MoEShape]:
+        return [COMPILED[request.param]]
 
 
 def test_key_names_the_version(kernel: SglangKernel, version: str) -> None:
@@ -57,8 +72,7 @@ def test_tma_down_compiles(kernel: SglangKernel) -> None:
 
 def test_results_on_the_cpu(kernel: SglangKernel, version: str, tmp_path: Path) -> None:
     cases = CASES if version == SGLANG else ("bf16", "fp8 block", "w4a16 group")
-    errors = check_interpreted("sglang", kernel.source.path, cases, tmp_path)
-    assert errors["fp8 block down tma"] == pytest.approx(errors["fp8 block down"], rel=0.1)
+    check_interpreted("sglang", kernel.source.path, cases, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +146,8 @@ def test_no_weights_are_kept(kernel: SglangKernel) -> None:
     assert weights() is None
 
 
-def test_equal_specialisations_share_a_binary(kernel: SglangKernel) -> None:
-    shape, sizes = COMPILED["bf16"], (4, 8, 96, 100)
-    names = {m: kernel.specialisation(shape, "up", m) for m in sizes}
-    hashes = {}
-    with cross_target((12, 0)):
-        for m in sizes:
-            hashes[m] = kernel.meta_launch(shape, "up", m, CONFIG, (12, 0)).warmup().hash
-    for one in sizes:
-        for other in sizes:
-            assert names[one] != names[other] or hashes[one] == hashes[other]
-    assert len(set(names.values())) < len(sizes)
+def test_some_batch_sizes_share_a_binary(kernel: SglangKernel) -> None:
+    assert len({kernel.specialisation(COMPILED["bf16"], "up", m) for m in (4, 8, 96, 100)}) < 4
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Test suites for parts that you add to moeopt: a device, a strategy, a database.
+"""Test suites for parts that you add to moeopt: a device, a kernel, a strategy, a database.
 
 Each is a class of pytest tests that states what moeopt expects of such a part. Subclass it under a
 name that pytest collects, and override the fixtures that make yours; moeopt's own parts run through
@@ -43,10 +43,11 @@ except ImportError:
     raise ImportError("moeopt.testing.suites needs pytest: pip install 'moeopt[testing]'") from None
 
 # Before they are imported, so that their assertions tell what they compared.
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("device", "storage", "strategy")))
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("device", "kernel", "storage", "strategy")))
 
 from moeopt.testing.suites.device import DeviceTestCase  # noqa: E402  (registered above)
+from moeopt.testing.suites.kernel import KernelTestCase  # noqa: E402
 from moeopt.testing.suites.storage import StorageTestCase  # noqa: E402
 from moeopt.testing.suites.strategy import StrategyTestCase  # noqa: E402
 
-__all__ = ["DeviceTestCase", "StorageTestCase", "StrategyTestCase"]
+__all__ = ["DeviceTestCase", "KernelTestCase", "StorageTestCase", "StrategyTestCase"]
