@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from moeopt import engines
 from moeopt.core.shape import MoEShape
@@ -48,11 +49,7 @@ def tune_commands(
         if shape is not None and request is None:
             what = _shape_options(shape)
         elif request is not None:
-            wanted = request if name is None else fitted(request, name)
-            if name is not None and wanted is None and deployment.draft is not None:
-                draft = ModelRequest(_local(deployment.draft, "draft", fetch), spec.name).laid_out(deployment)
-                wanted = fitted(draft, name) or draft.named(name)
-            what = (wanted or request.named(name) if name is not None else request).options()
+            what = (request if name is None else _for_layer(request, name, names[0], deployment.draft, fetch)).options()
         elif name is not None:
             what = _name_options(name)
         else:
@@ -60,6 +57,26 @@ def tune_commands(
         commands.append(f"moeopt tune {what}{mode} --export {spec.name}:{OUTPUT}")
     option = None if facts.lines else _option(spec, shape, request)
     return (*fetch, *dict.fromkeys(commands), start_command(spec, facts, f"$PWD/{OUTPUT}", option, model=request))
+
+
+def _for_layer(
+    request: ModelRequest, name: ConfigName, first: ConfigName | None, draft: str | None, fetch: list[str]
+) -> ModelRequest:
+    """The request of one layer: of the draft model, where there is one and the layer is not the target's.
+
+    Of a target that is not on this machine, it is taken that the first layer is its own, and those of that size.
+    """
+    wanted = fitted(request, name)
+    if wanted is not None or draft is None:
+        return wanted or request.named(name)
+    alike = first is not None and (first.num_experts, first.intermediate_size) == (
+        name.num_experts,
+        name.intermediate_size,
+    )
+    if alike and not Path(request.path).exists():
+        return request.named(name)
+    other = replace(request, path=_local(draft, "draft", fetch), fuse_shared=None, dtype=None, overrides={})
+    return fitted(other, name) or other.named(name)
 
 
 def fitted(request: ModelRequest, name: ConfigName) -> ModelRequest | None:

@@ -9,7 +9,7 @@ from typing import Final
 from moeopt import engines
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import ROLES, MoEShape, Role
-from moeopt.doctor.commands import tune_commands
+from moeopt.doctor.commands import fitted, tune_commands
 from moeopt.doctor.diagnosis import Diagnosis, Finding, LayerState, State, lines_of
 from moeopt.doctor.events import capability, event_findings, misleading_options, shape_findings
 from moeopt.doctor.flashinfer import flashinfer_findings
@@ -55,7 +55,9 @@ def judge_log(
     layers, findings = layers_of(facts, spec)
     names = [layer.name for layer in layers if layer.name is not None]
     backend = spec.log.backend(facts, bool(layers))
-    findings += [*event_findings(facts, spec), *shape_findings(names, shape, gpu, spec)]
+    findings += event_findings(facts, spec)
+    if request is None or not any(fitted(request, name) for name in names):
+        findings += shape_findings(names, shape, gpu, spec)
     findings += misleading_options(facts, names, gpu, spec)
     findings += other_kernel_findings(facts, spec, capability(facts, names, gpu))
     findings += flashinfer_findings(facts)

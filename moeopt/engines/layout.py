@@ -46,7 +46,9 @@ class Layout:
         return f"{self.parent}/{self.prefix}{self.separator.join('XYZ')}/" if self.versioned else "./"
 
     def root(self, path: Path) -> Path:
-        """The root of a directory of files: itself, or one above it."""
+        """The root of a directory of files: itself, or one above it. A root may have the name of its own part."""
+        if self.parent and self.version_folders(path):
+            return path
         if self.is_version(path.name) and path.parent.name == self.parent:
             return path.parent.parent
         return path.parent if path.name and path.name == self.parent else path

@@ -71,10 +71,10 @@ class LogFacts:
         """Whether a setting is true."""
         return (self.setting(key) or "").lower() in ("true", "1")
 
-    def number(self, key: str, default: int = 1) -> int:
-        """A setting that is a whole number, a default where the log does not say."""
-        text = self.setting(key) or ""
-        return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 else default
+    def number(self, key: str) -> int:
+        """A setting that is a whole number, 1 where the log does not say."""
+        text = self.setting(key) or "1"
+        return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 else 1
 
     @property
     def version(self) -> tuple[int, ...] | None:
@@ -135,8 +135,6 @@ class Deployment:
         ep: Expert-parallel size, as ``moeopt --ep`` has to be told.
         start_tp: The server's own option of the tensor-parallel size.
         fuse_shared: Whether the log says that shared experts are fused or not; None where it does not say.
-        dtype: The scheme into which the server quantises unquantised weights, or None.
-        redundant_experts: Copies of experts that are laid over all ranks together.
         draft: The draft model of speculative decoding, or None.
     """
 
@@ -144,8 +142,6 @@ class Deployment:
     ep: int = 1
     start_tp: int = 1
     fuse_shared: bool | None = None
-    dtype: str | None = None
-    redundant_experts: int = 0
     draft: str | None = None
 
 

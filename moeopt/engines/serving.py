@@ -67,7 +67,9 @@ class Serving:
         if self.why:
             text += f", as {self.why}"
         if self.reads != "all":
-            text += f"; start it with {self.option}" if self.option else "; no option makes the Triton kernel run"
+            text += (
+                f"; start the server with {self.option}" if self.option else "; no option makes the Triton kernel run"
+            )
         return f"{text} ({self.source})"
 
 

@@ -128,10 +128,6 @@ def _triton_option(facts: LogFacts) -> str | None:
     return rules.PACKED if quantization in _MARLIN_QUANTIZATION else rules.TRITON
 
 
-# What --quantization makes of unquantised weights.
-_ONLINE: Final = {"fp8": "fp8_w8a8", "w8a8_fp8": "fp8_w8a8", "w8a8_int8": "int8_w8a8"}
-
-
 def _deployment(facts: LogFacts) -> Deployment:
     tp, ep = facts.number("tp_size"), facts.number("ep_size")
     # Parts of the MoE layers where they are data-parallel, too (moe_tp = tp / ep / moe_dp).
@@ -146,8 +142,6 @@ def _deployment(facts: LogFacts) -> Deployment:
         ep=ep,
         start_tp=tp,
         fuse_shared=fuse,
-        dtype=_ONLINE.get(facts.setting("quantization") or ""),
-        redundant_experts=facts.number("ep_num_redundant_experts", 0),
         draft=facts.setting("speculative_draft_model_path"),
     )
 

@@ -40,6 +40,19 @@ _TRTLLM: Final[dict[str, frozenset[str | None]]] = {
 }
 
 
+# Where create_moe_runner is, by quantiser and what the kernel multiplies; None stands for every other quantiser.
+_FILES: Final[dict[tuple[str | None, str], str]] = {
+    (None, "bf16"): "unquant.py",
+    (None, "fp16"): "unquant.py",
+    (None, "fp8"): "fp8.py",
+    ("compressed-tensors", "fp8"): "compressed_tensors_w8a8_fp8_moe.py",
+    ("modelopt", "fp8"): "modelopt_quant.py",
+    ("w8a8-fp8", "fp8"): "w8a8_fp8.py",
+    (None, "int8"): "w8a8_int8.py",
+    ("blockwise-int8", "int8"): "blockwise_int8.py",
+}
+
+
 def refusal(checkpoint: Checkpoint) -> str | None:
     """Why SGLang cannot load a checkpoint's experts on a CUDA GPU, or None."""
     if checkpoint.method == "compressed-tensors" and checkpoint.shape.dtype == "int8_w8a8":
@@ -56,7 +69,6 @@ def serving(checkpoint: Checkpoint, gpu: GpuSpec | None) -> Serving:
     if checkpoint.shape.spec.weight_only:
         return _weight_only(checkpoint, gpu)
     sm = gpu.sm if gpu is not None else None
-    source = "fp8.py: create_moe_runner" if checkpoint.shape.spec.compute == "fp8" else "unquant.py: create_moe_runner"
     if checkpoint.architecture == "GptOssForCausalLM" and checkpoint.method is None:
         why = "gpt-oss in 16 bits goes there, but on Blackwell with a driver of 595 or newer"
         return Serving("none", "triton_kernels", "model_overrides/gpt_oss.py", why, option=TRITON)
@@ -66,7 +78,8 @@ def serving(checkpoint: Checkpoint, gpu: GpuSpec | None) -> Serving:
     if sm in (100, 103) and checkpoint.method in _TRTLLM.get(checkpoint.architecture or "", ()):
         why = "this model goes there on SM100"
         return Serving("none", "FlashInfer's TensorRT-LLM kernel", "arg_groups/model_overrides", why, option=TRITON)
-    return Serving("all", "the Triton kernel", source)
+    file = _FILES.get((checkpoint.method, checkpoint.shape.spec.compute), _FILES[None, checkpoint.shape.spec.compute])
+    return Serving("all", "the Triton kernel", f"{file}: create_moe_runner")
 
 
 def triton_option(checkpoint: Checkpoint, version: tuple[int, ...] | None = None) -> str | None:

@@ -22,8 +22,6 @@ _SOMETIMES: Final = {
     "DEEPGEMM": "DeepGEMM runs, and Triton only for shapes that DeepGEMM does not take",
     "VLLM_CUTLASS": "CUTLASS runs, and Triton for the smallest batches on some GPUs",
 }
-
-
 # Not of SGLang 0.4.3, which has these words.
 _FILE: Final = rf"(?![^\n]{{0,1500}}?sglang/srt/){FILE}"
 
@@ -90,15 +88,6 @@ def _backend(facts: LogFacts, reads: bool) -> Backend | None:
     return Backend(name, False, f"{name} reads no Triton config file")
 
 
-# What --quantization makes of unquantised weights.
-_ONLINE: Final = {
-    "fp8": "fp8_w8a8",
-    "fp8_per_tensor": "fp8_w8a8",
-    "fp8_per_block": "fp8_w8a8",
-    "experts_int8": "int8_w8a16",
-}
-
-
 def _deployment(facts: LogFacts) -> Deployment:
     """Data-parallel ranks hold parts of the same experts, whole ones with expert parallelism."""
     tp = facts.number("tensor_parallel_size")
@@ -108,16 +97,8 @@ def _deployment(facts: LogFacts) -> Deployment:
         tp=tp if spread else ranks,
         ep=ranks if spread else 1,
         start_tp=tp,
-        dtype=_ONLINE.get(facts.setting("quantization") or ""),
-        redundant_experts=facts.number("num_redundant_experts", 0),
-        draft=_draft(facts),
+        draft=facts.setting("draft"),
     )
-
-
-def _draft(facts: LogFacts) -> str | None:
-    """The draft model: ``speculative_config`` holds a mapping with its name."""
-    found = re.search(r"'model': '([^']+)'", facts.setting("speculative_config") or "")
-    return found[1] if found else None
 
 
 def _triton_option(facts: LogFacts) -> str | None:
@@ -181,13 +162,20 @@ _LOG: Final = ServerLog(
         "tensor_parallel_size",
         "data_parallel_size",
         "enable_expert_parallel",
-        "num_redundant_experts",
-        "speculative_config",
         "quantization",
         "moe_backend",
         "log_level",
     ),
-    anywhere=(LogLine("backend_option", "--moe-backend", r"--moe-backend[= ](?P<value>[a-z][a-z0-9_]*)"),),
+    anywhere=(
+        LogLine("backend_option", "--moe-backend", r"--moe-backend[= ](?P<value>[a-z][a-z0-9_]*)"),
+        # A mapping among the arguments, or the engine's own object; it has no model where nothing is drafted by one.
+        LogLine(
+            "draft",
+            "speculative_config",
+            r"speculative_config['\"]?\s*[:=]\s*(?:\{|SpeculativeConfig\()[^}\n]{0,500}?"
+            r"\bmodel['\"]?\s*[:=]\s*['\"](?P<value>[^'\"\n]{1,1000})['\"]",
+        ),
+    ),
     own=("moe_backend", "tensor_parallel_size"),
     shown=("moe_backend", "backend_option", "quantization"),
     backend=_backend,

@@ -18,6 +18,7 @@ PACKED_BY_BACKEND_SINCE: Final = (0, 27)
 # Model types for which DeepGEMM is off on SM100 and SM120 (utils/deep_gemm.py).
 _NO_DEEP_GEMM_TYPES: Final = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 _CUTLASS_UP_TO: Final = 8
+_FP8_SINCE: Final = 89
 _FP8: Final = "oracle/fp8.py: select_fp8_moe_backend"
 
 
@@ -57,21 +58,18 @@ def serving(checkpoint: Checkpoint, gpu: GpuSpec | None) -> Serving:
             return Serving("all", "the Triton kernel", source)
         backend = "FlashInfer's TensorRT-LLM kernel" if family == 10 else "FlashInfer's CUTLASS kernel"
         return Serving("none", backend, source, "FlashInfer is installed with vLLM", option=TRITON)
+    if sm is not None and sm < _FP8_SINCE:
+        return Serving("none", "Marlin", _FP8, "Triton's fp8 experts take compute capability 8.9 and newer")
     if shape.block_shape:
         return _blocks(checkpoint, sm, family)
     if shape.per_channel:
-        if checkpoint.method == "modelopt" or sm is None or sm < 90:
+        # Its CUTLASS kernel takes 9.0 to 10.9 (cutlass_group_gemm_supported), and none of ModelOpt's.
+        if checkpoint.method == "modelopt" or family not in (9, 10):
             return Serving("all", "the Triton kernel", _FP8)
-        if family in (10, 12):
-            return Serving(
-                "some",
-                "CUTLASS",
-                "experts/triton_cutlass_moe.py",
-                "larger batches leave Triton",
-                _CUTLASS_UP_TO,
-                TRITON,
-            )
-        return Serving("none", "CUTLASS", _FP8, option=TRITON)
+        if family == 9:
+            return Serving("none", "CUTLASS", _FP8, option=TRITON)
+        why, source = "larger batches leave Triton", "experts/triton_cutlass_moe.py"
+        return Serving("some", "CUTLASS", source, why, _CUTLASS_UP_TO, TRITON)
     if checkpoint.static and (sm == 90 or family in (10, 12)):
         backend = "FlashInfer's TensorRT-LLM kernel" if family == 10 else "FlashInfer's CUTLASS kernel"
         return Serving("none", backend, _FP8, "activations have one static scale", option=TRITON)

@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,36 @@ def test_a_draft_model_beside_its_target(run: Run, tmp_path: Path) -> None:
     commands = [c for c in printed(done.stdout) if c.startswith("moeopt tune")]
     assert [f"--model {model} " in c for model, c in zip((SHARED, draft), commands, strict=True)] == [True, True]
     assert [planned(run, c)[0] for c in commands] == names
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": "/draft"}},
+        "speculative_config=SpeculativeConfig(method='eagle', model='/draft', num_spec_tokens=2)",
+    ],
+)
+def test_a_draft_of_vllm_beside_a_target_that_is_not_here(run: Run, tmp_path: Path, said: str | dict[str, Any]) -> None:
+    log = tmp_path / "server.log"
+    names = [f"E=256,N=256,{FLAT8}", "E=16,N=64,device_name=NVIDIA_H200.json"]
+    text = vllm(names, **(said if isinstance(said, dict) else {}))
+    log.write_text(text.replace("config: ", f"config: {said}, ") if isinstance(said, str) else text)
+    commands = [c for c in printed(run("doctor", "--log", log).stdout) if c.startswith("moeopt tune")]
+    assert [c.split()[3] for c in commands] == ["/m", "/draft"]
+
+
+def test_without_a_draft_every_layer_is_the_models(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(vllm([f"E=256,N=256,{FLAT8}"], speculative_config={"method": "ngram", "num_speculative_tokens": 2}))
+    (command,) = [c for c in printed(run("doctor", "--log", log).stdout) if c.startswith("moeopt tune")]
+    assert command.split()[3] == "/m"
+
+
+def test_a_layout_that_the_log_tells_is_no_other_shape(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(sglang(["E=64,N=128,device_name=NVIDIA_H200,dtype=fp8_w8a8.json"], quantization="fp8"))
+    assert "The shape that was given" not in run("doctor", "--log", log, "--model", BF16).stdout
+    assert "The shape that was given" in run("doctor", "--log", log, "--model", SHARED).stdout
 
 
 def test_the_start_keeps_how_the_model_is_laid_out(run: Run, tmp_path: Path) -> None:

@@ -201,7 +201,10 @@ def test_a_tune_whose_files_another_kernel_would_not_read_says_so(run: Run, tmp_
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
-    assert "SGLang on NVIDIA H200: not read: Marlin runs by default; start it with --quantization moe_wna16" in line
+    assert (
+        "SGLang on NVIDIA H200: not read: Marlin runs by default; start the server with --quantization moe_wna16"
+        in line
+    )
     bf16 = "recorded:h200-E128-top8-K2048-N768-bf16.jsonl.gz"
     done = run(
         "tune", "--gpu", bf16, "--batch-sizes", "1", "--trials", "2", "--storage", "s.db", "--export", "sglang:p"

@@ -15,6 +15,7 @@ from moeopt.engines.serving import Checkpoint
 from tests.wheels import SGLANG, VLLM, engine_source
 
 SM80, SM90, SM100, SM120 = (GpuSpec.by_name(n) for n in ("NVIDIA A100-SXM4-80GB", "H200", "B200", "rtx 5090"))
+GPUS = (SM80, SM90, SM100, SM120)
 BF16 = Checkpoint(MoEShape(128, 8, 2048, 256), architecture="SomeMoeForCausalLM")
 TENSOR = replace(BF16, shape=replace(BF16.shape, dtype="fp8_w8a8"), method="fp8")
 STATIC = replace(TENSOR, static=True)
@@ -24,6 +25,9 @@ SPREAD = replace(BLOCKS, shape=replace(BLOCKS.shape, ep_size=4))
 QWEN35 = replace(BLOCKS, model_types=("qwen3_5_moe", "qwen3_5_moe_text"))
 CHANNEL = replace(TENSOR, shape=replace(TENSOR.shape, per_channel=True), method="compressed-tensors")
 INT8 = Checkpoint(MoEShape(128, 8, 2048, 256, "int8_w8a8", per_channel=True), method="compressed-tensors")
+ONLINE8 = replace(INT8, method="w8a8-int8")
+BLOCKS8 = Checkpoint(MoEShape(128, 8, 2048, 256, "int8_w8a8", block_shape=(128, 128)), method="blockwise-int8")
+MODELOPT = replace(TENSOR, method="modelopt")
 INT4 = Checkpoint(MoEShape(128, 8, 2048, 256, "int4_w4a16", group_size=128))
 CT, AWQ, GPTQ, ROUND = (replace(INT4, method=m) for m in ("compressed-tensors", "awq", "gptq", "auto-round"))
 GPT_OSS = replace(BF16, architecture="GptOssForCausalLM")
@@ -31,7 +35,11 @@ QWEN3 = replace(BF16, architecture="Qwen3MoeForCausalLM")
 
 SGLANG_RULES = [
     # checkpoint, GPU, read, the flag that makes it so
-    *[(c, gpu, "all", None) for c in (BF16, TENSOR, BLOCKS, CHANNEL) for gpu in (SM80, SM90, SM100, SM120)],
+    *[
+        (c, gpu, "all", None)
+        for c in (BF16, TENSOR, BLOCKS, CHANNEL, ONLINE8, BLOCKS8, MODELOPT)
+        for gpu in (SM80, SM90, SM100, SM120)
+    ],
     (QWEN3, SM100, "none", "--moe-runner-backend triton"),
     (QWEN3, SM120, "all", None),
     (GPT_OSS, SM120, "none", "--moe-runner-backend triton"),
@@ -57,7 +65,9 @@ VLLM_RULES = [
     (STATIC, SM90, "none", "--moe-backend triton"),
     (STATIC, SM120, "none", "--moe-backend triton"),
     (TENSOR, SM90, "all", None),
-    (CHANNEL, SM120, "some", "--moe-backend triton"),
+    *[(c, SM80, "none", None) for c in (TENSOR, STATIC, BLOCKS, CHANNEL)],
+    (CHANNEL, SM100, "some", "--moe-backend triton"),
+    (CHANNEL, SM120, "all", None),
     (CHANNEL, SM90, "none", "--moe-backend triton"),
     *[(INT8, gpu, "all", None) for gpu in (SM80, SM90, SM120)],
     (AWQ, SM120, "none", "--quantization moe_wna16"),

@@ -175,3 +175,12 @@ def test_a_block_that_vllm_cuts_is_imported_as_it_is_launched(tmp_path: Path) ->
     (tmp_path / name).write_text(json.dumps({"1": entry, "64": {**entry, "BLOCK_SIZE_K": 64}}))
     found = import_configs("vllm", tmp_path, shape, "NVIDIA H200", "3.6.0")
     assert [found.at("up", m).block_size_k for m in (1, 64)] == [128, 64]
+
+
+def test_a_root_may_be_called_configs(tmp_path: Path) -> None:
+    """As an export into ``sglang:configs`` makes it."""
+    root = tmp_path / "configs"
+    write(root)
+    assert config_root("sglang", root) == root and config_root("sglang", root / "configs") == root
+    found = find_config_files("sglang", root, ConfigName.of("sglang", SHAPE, GPU), "3.6.0")
+    assert found.tuned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -44,6 +45,15 @@ def error_of(layer: Layer, role: Role, ids: torch.Tensor, config: LaunchConfig, 
     else:
         BuiltinKernel().bind(layer, role, batch, config, out)()
     return relative_error(out, reference(layer, role, batch))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_matches_the_reference(scheme: str, role: Role) -> None:
+    """Every scheme, both roles, K of three steps, all rows in whole tiles."""
+    shape = small_shape(scheme)
+    layer = make_layer(shape, device="cpu", seed=0)
+    assert error_of(layer, role, IDS, TILE) < MAX_RELATIVE_ERROR
 
 
 class TestBuiltinKernel(KernelTestCase):
@@ -231,8 +241,9 @@ def test_the_limits_leave_of_the_grid_what_fits() -> None:
         assert sum(kernel.illegal_reason(c, shape, "up", RTX) is None for c in configs) == count
 
 
-def test_kernel_names_itself() -> None:
-    kernel = BuiltinKernel()
+def test_kernel_travels_and_names_itself() -> None:
+    kernel = pickle.loads(pickle.dumps(BuiltinKernel()))
+    assert kernel.key == BuiltinKernel().key
     assert kernel.key.name == "builtin" and len(kernel.key.source_hash) == 16
     shape = small_shape("bf16")
     assert kernel.default_config(shape, "up", 1, H200) == LaunchConfig(16, 32, 64, 1, 4, 3)

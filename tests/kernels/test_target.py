@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +131,11 @@ def test_the_driver_is_put_back() -> None:
 def test_what_the_compiler_raises_comes_through() -> None:
     with cross_target((9, 0)), pytest.raises(Exception, match=r"power of 2|power-of-two"):
         BuiltinKernel().compile(real_shape("bf16"), "up", 64, LaunchConfig(16, 48, 64, 1, 4, 3))
+
+
+def test_kernel_functions_can_be_sent_to_processes() -> None:
+    task = functools.partial(BuiltinKernel().compile, real_shape("bf16"), "up", 64, FEW)
+    assert pickle.loads(pickle.dumps(task)).args == task.args
 
 
 def test_compiling_after_interpreting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from moeopt.core.config import LaunchConfig
 from moeopt.core.gpu import GpuSpec
 from moeopt.core.shape import MoEShape
+from moeopt.kernels.target import cross_target
 from moeopt.kernels.vllm import VllmKernel
 from moeopt.testing.suites import KernelTestCase
 from tests.kernels.engine_cases import CASES
@@ -130,8 +131,17 @@ def test_tma_is_not_for_vllm(kernel: VllmKernel) -> None:
     assert kernel.space_extras(BLOCK, GPUS[12, 0]) == ("maxnreg",)
 
 
-def test_some_batch_sizes_share_a_binary(kernel: VllmKernel) -> None:
-    assert len({kernel.specialisation(COMPILED["bf16"], "up", m) for m in (4, 8, 96, 100)}) < 4
+def test_equal_specialisations_share_a_binary(kernel: VllmKernel) -> None:
+    shape, sizes = COMPILED["bf16"], (1, 2, 4, 8, 96, 100)
+    names = {m: kernel.specialisation(shape, "up", m) for m in sizes}
+    hashes = {}
+    with cross_target((12, 0)):
+        for m in sizes:
+            hashes[m] = kernel.meta_launch(shape, "up", m, CONFIG, (12, 0)).warmup().hash
+    for one in sizes:
+        for other in sizes:
+            assert names[one] != names[other] or hashes[one] == hashes[other]
+    assert len(set(names.values())) < len(sizes)
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
