@@ -52,6 +52,7 @@ def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
                 "it" + (" (vLLM's tuner writes it into its own files)." if text == "triton_version" else ".")
             )
         findings.append(Finding("error", code, message, lines_of([event])))
+    findings += _old_release(facts, spec)
     for event in facts.of("refined"):
         message = (
             f"vLLM cut the checkpoint's blocks of scales ([{event.values['checkpoint']}]) into "
@@ -67,6 +68,21 @@ def event_findings(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
     for event in facts.of("no_configs"):
         findings.append(Finding("error", "no_configs", _no_configs(event.values["path"], spec), lines_of([event])))
     return findings
+
+
+def _old_release(facts: LogFacts, spec: EngineSpec) -> list[Finding]:
+    """Paths without the directory of a Triton version, where files of this engine have one now."""
+    if not spec.layout.versioned:
+        return []
+    for event in facts.of("tuned", "default"):
+        folder, _, name = (event.values.get("asked") or event.values.get("path") or "").rpartition("/")
+        if name and not spec.layout.is_version(folder.rpartition("/")[2]):
+            message = (
+                f"This release of {spec.title} looks in {folder} itself and knows no {spec.variable}: copy the up file "
+                "of the tune there, which serves both projections."
+            )
+            return [Finding("warning", "old_release", message, lines_of([event]))]
+    return []
 
 
 def _no_configs(path: str, spec: EngineSpec) -> str:

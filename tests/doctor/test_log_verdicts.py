@@ -315,3 +315,15 @@ def test_a_near_miss_lies_in_the_directory(tmp_path: Path) -> None:
     answer = diagnose(log, tmp_path)
     assert "other_directory" not in codes(answer)
     assert any("with a fused shared expert" in f.message for f in answer.findings if f.code == "near_miss")
+
+
+def test_releases_before_the_variable_say_where_files_go() -> None:
+    """SGLang 0.4.3 with vLLM's words, and 0.4.6 with its own: neither has a directory for a Triton version."""
+    folder = "/s/sglang/srt/layers/moe/fused_moe_triton/configs"
+    for words in ("Using default MoE config. Performance might be sub-optimal! Config file not found at {}", None):
+        path = f"{folder}/E=64,N=128,device_name=NVIDIA_H200.json"
+        answer = judge(args(), words.format(path) if words else default(path), READY)
+        assert (answer.engine, answer.code) == ("sglang", "default")
+        (found,) = [f for f in answer.findings if f.code == "old_release"]
+        assert f"looks in {folder} itself and knows no SGLANG_MOE_CONFIG_DIR" in found.message
+    assert "old_release" not in codes(judge(args(), default(UP), READY))
